@@ -1,0 +1,99 @@
+"""How a verdict reads: its Markdown table, and advice where it does not hold.
+
+Works on what `claims` hands it: SymPy numbers, and estimates by their attributes.
+"""
+
+from __future__ import annotations
+
+import math
+
+import sympy as sp
+
+
+def table(verdict) -> str:
+    """A verdict as a Markdown table, measured digits only beside a ±. Source: ours."""
+    claim = verdict.claim
+    rows = [f"| {_claim(verdict)} | **{verdict.outcome}** |", "| :-- | :-- |"]
+    rows.append(f"| evidence, {verdict.kind} | {shown(verdict.evidence)} |")
+    for name, control in verdict.controls:
+        rows.append(f"| control: {name} | {shown(control)}, {claim.judge(control)} |")
+    if verdict.kind != "exact":
+        rows.append(f"| an error shows from | {_share_of_target(verdict)} |")
+    found = advice(verdict)
+    if found:
+        rows.append(f"| advice | {found} |")
+    return "\n".join(rows)
+
+
+def _claim(verdict) -> str:
+    """The claim in TeX; beside measured digits the target needs digits too."""
+    target = verdict.claim.target
+    plain = target.is_Rational or target.is_Float or verdict.kind == "exact"
+    digits = "" if plain else rf" \approx {sp.latex(sp.N(target, 6))}"
+    return f"${verdict.claim.tex}{digits}$"
+
+
+def shown(evidence) -> str:
+    """Evidence as it is printed: exact TeX, or value ± resolution."""
+    if isinstance(evidence, sp.Expr):
+        return f"${sp.latex(evidence)}$"
+    digits = 1 - math.floor(math.log10(evidence.resolution))
+    if abs(evidence.value) < 1e6 and 0 <= digits <= 12:
+        return f"{evidence.value:.{digits}f} ± {evidence.resolution:.{digits}f}"
+    return f"{evidence.value:.6e} ± {evidence.resolution:.1e}"
+
+
+def _share_of_target(verdict) -> str:
+    target = abs(float(verdict.claim.target))
+    if target == 0:
+        return f"± {verdict.resolution:.1e}"
+    return f"± {100 * verdict.resolution / target:.2g} % of the target"
+
+
+def advice(verdict) -> str:
+    """What to do about an outcome other than holds; empty when it holds."""
+    claim, evidence = verdict.claim, verdict.evidence
+    if verdict.outcome == "holds":
+        return ""
+    if verdict.outcome == "refuted":
+        return _distance(float(claim.target), evidence)
+    if claim.judge(evidence) == "undecided":
+        return _doubt(evidence)
+    weak = [c for c in verdict.controls if claim.judge(c[1]) != "refuted"]
+    return "; ".join(_growth(float(claim.target), *control) for control in weak)
+
+
+def _distance(target: float, evidence) -> str:
+    if isinstance(evidence, sp.Expr):
+        return f"the two differ by about {abs(float(evidence) - target):.3g}"
+    gap = max(evidence.low - target, target - evidence.high)
+    return f"the target lies outside the error bar by about {gap:.2g}"
+
+
+def _doubt(evidence) -> str:
+    if not isinstance(evidence, sp.Expr):
+        return evidence.warning
+    return (
+        "SymPy finds no difference in 30 digits and no proof that there is none: "
+        "bring both sides to one form in sight"
+    )
+
+
+def _growth(target: float, name: str, control) -> str:
+    if isinstance(control, sp.Expr):
+        return f"the control {name!r} satisfies the claim: it is no mistake"
+    if control.warning:
+        return f"the control {name!r} cannot be judged: {control.warning}"
+    gap = abs(control.value - target) - control.bias
+    if gap <= 0:
+        return (
+            f"no sample refutes the control {name!r}: it differs from the target by "
+            "less than the bias bound"
+        )
+    factor = ((control.resolution - control.bias) / gap) ** 2
+    if factor <= 1:
+        return f"the control {name!r} lies on the allowed side: it is no mistake"
+    return (
+        f"the check could not have noticed the control {name!r}: it needs about "
+        f"{factor:.2g} times the sample"
+    )
