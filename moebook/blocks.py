@@ -19,6 +19,10 @@ from torch import Tensor
 from tqdm import tqdm
 
 
+#: Rows that are summed at once, on one thread.
+CHUNK = 2**14
+
+
 class Moments(NamedTuple):
     """Count, mean, sum of squared deviations, smallest and largest of a sample."""
 
@@ -37,6 +41,10 @@ class Moments(NamedTuple):
                 f"{bad} of {values.numel()} values of {what} are not finite: "
                 "mend the sampler, a NaN has no mean"
             )
+        if len(values) > CHUNK:
+            # One long sum would be split over threads, and its last bits with it.
+            parts = [Moments.of(part, what) for part in values.split(CHUNK)]
+            return [Moments.merge(column) for column in zip(*parts, strict=True)]
         columns = values.double().reshape(len(values), -1)
         centre = columns.mean(0)
         m2 = (columns - centre).square().sum(0)

@@ -219,7 +219,7 @@ class Verdict:
         return data, {"moebook": self.record()}
 
     def table(self) -> str:
-        """The verdict as a small Markdown table. Its measured digits stand beside a ±."""
+        """The verdict as a small Markdown table, measured digits beside a ±."""
         return wording.table(self)
 
 

@@ -205,7 +205,7 @@ def _distrust(parts: Sequence[Moments], whole: Moments) -> str:
     # Up to 2500 samples even a Gaussian may put five sigmas on one of them.
     if largest > max(LARGEST_SHARE, Z**2 / whole.n):
         return (
-            "one sample carries too much of the spread for the error bar to be trusted: "
+            "one sample carries too much of the spread to trust its error bar: "
             "the variance may be infinite, or the event rarer than the sample can show"
         )
     first, second = (Moments.merge(parts[i::2]) for i in (0, 1))

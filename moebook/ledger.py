@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 #: Largest resolution of an "=" claim, as a share of its target.
 LIMIT_SAMPLED = 0.01
 LIMIT_CONDITIONAL = 0.003
-#: Modules whose estimators condition; a cell that uses one meets the sharper limit.
+#: Modules whose estimators condition; their verdicts meet the sharper limit.
 CONDITIONAL = re.compile(r"\b(boundary|risk|diffusion)\.(?!brute_force)\w+\(")
 #: Every target of an "=" claim is multiplied by these; each must then be refuted.
 MUTATIONS = (0.98, 1.02, 0.5, 2.0, -1.0)
@@ -23,6 +22,10 @@ THEOREM = re.compile(
     re.MULTILINE,
 )
 REASON = "No number decides this:"
+#: Chapters in the table of contents; a commented line names none.
+NAMED = re.compile(r"^[ \t-]*(?:root|file):[ \t]*[\"']?([^\s\"'#]+)", re.MULTILINE)
+#: A theorem shown as an example, inside fenced code, promises nothing.
+EXAMPLE = re.compile(r"^(`{3,}|~{3,})[\s\S]*?^\1[ ]*$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,8 @@ class Entry:
     chapter: str
     cell: int
     conditional: bool
+    #: The stored line that the tests re-derive; the record must say the same.
+    said: str
 
     @property
     def theorem(self) -> str:
@@ -72,7 +77,7 @@ def collect(root: str | Path) -> Book:
             f"the ledger reads the chapters of a checkout; {toc} is not there: clone "
             "the book's repository and name its folder"
         )
-    names = re.findall(r"(?:root|file):\s*(\S+)", toc.read_text())
+    names = NAMED.findall(toc.read_text())
     paths = [root / f"{name}.ipynb" for name in names]
     read = [read_notebook(p, root) for p in paths if p.exists()]
     return Book(
@@ -84,16 +89,22 @@ def collect(root: str | Path) -> Book:
 def read_notebook(path: Path, root: Path) -> tuple[list[Theorem], list[Entry]]:
     """Theorems and stored verdicts of one notebook."""
     chapter = path.relative_to(root).with_suffix("").as_posix()
-    theorems, entries = [], []
+    theorems, entries, since = [], [], ""
     for index, cell in enumerate(json.loads(path.read_text())["cells"]):
         source = "".join(cell["source"])
         if cell["cell_type"] == "markdown":
+            source = EXAMPLE.sub("", source.replace("\r\n", "\n"))
             theorems += [_theorem(m, chapter) for m in THEOREM.finditer(source)]
+            continue
+        # An estimate may be made a cell before its verdict.
+        since += source + "\n"
         for output in cell.get("outputs", []):
             record = output.get("metadata", {}).get("moebook")
             if record:
-                conditional = bool(CONDITIONAL.search(source))
-                entries.append(Entry(record, chapter, index, conditional))
+                conditional = bool(CONDITIONAL.search(since))
+                said = "".join(output["data"].get("text/plain", ""))
+                entries.append(Entry(record, chapter, index, conditional, said))
+                since = ""
     return theorems, entries
 
 
@@ -111,7 +122,11 @@ def _theorem(match: re.Match, chapter: str) -> Theorem:
 
 def problems(book: Book) -> list[str]:
     """Everything that keeps the ledger from closing, a sentence each."""
-    found = []
+    found = (
+        []
+        if book.theorems or book.entries
+        else ["the ledger found no theorem: read _toc.yml"]
+    )
     checked = {entry.theorem for entry in book.entries}
     labels = Counter(theorem.label for theorem in book.theorems)
     for theorem in book.theorems:
@@ -145,6 +160,8 @@ def _theorem_problems(theorem: Theorem, checked: set, labels: Counter) -> list[s
 def _entry_problems(entry: Entry) -> list[str]:
     record = entry.record
     found = []
+    if entry.said != f"{record['label']} ({record['kind']}): {record['outcome']}":
+        found.append(f"its record disagrees with its output, {entry.said!r}")
     if record["outcome"] != "holds":
         found.append(f"its outcome is {record['outcome']}, not holds")
     if not record["controls"]:
@@ -169,79 +186,3 @@ def survivors_of_mutation(record: dict) -> list[float]:
     else:
         moved = {factor: factor * record["target"] for factor in MUTATIONS}
     return [f for f, t in moved.items() if record["low"] <= t <= record["high"]]
-
-
-def table(book: Book) -> str:
-    """The ledger as Markdown, one row a verdict, unchecked theorems at the foot."""
-    rows = [
-        "| statement | claim | kind | refuted controls | an error shows from | |",
-        "| :-- | :-- | :-- | :-- | :-- | :-- |",
-    ]
-    rows += [_row(entry) for entry in book.entries]
-    foot = [
-        f"- {{prf:ref}}`{t.label}` ({t.title}): {t.reason}"
-        for t in book.theorems
-        if t.unchecked
-    ]
-    if foot:
-        rows += ["", "Statements that no number decides:", "", *foot]
-    return "\n".join(rows)
-
-
-def _row(entry: Entry) -> str:
-    record = entry.record
-    controls = "; ".join(control["name"] for control in record["controls"])
-    share = record["resolution"] / (abs(record["target"]) or 1.0)
-    size = "any" if record["kind"] == "exact" else f"± {100 * share:.2g} %"
-    return (
-        f"| {{prf:ref}}`{entry.theorem}` | ${record['tex']}$ | {record['kind']} "
-        f"| {controls} | {size} | **{record['outcome']}** |"
-    )
-
-
-def summary(book: Book) -> str:
-    """The ledger in one sentence: how many theorems, verdicts and kinds."""
-    kinds = Counter(entry.record["kind"] for entry in book.entries)
-    counts = ", ".join(f"{kinds[kind]} {kind}" for kind in sorted(kinds))
-    controls = sum(len(entry.record["controls"]) for entry in book.entries)
-    return (
-        f"{len(book.theorems)} statements, {len(book.entries)} verdicts ({counts}), "
-        f"{controls} refuted controls"
-    )
-
-
-def concordance(book: Book, statements: Sequence[dict]) -> str:
-    """Statements of the papers against this book, as Markdown.
-
-    A statement is a mapping with `paper`, `text`, `labels` (of theorems or claims,
-    none where open) and `remark`. Raises ValueError for a label the book lacks.
-    """
-    known = {e.record["label"] for e in book.entries} | {t.label for t in book.theorems}
-    rows = ["| the paper says | here | verdict | remark |", "| :-- | :-- | :-- | :-- |"]
-    for statement in statements:
-        missing = [label for label in statement["labels"] if label not in known]
-        if missing:
-            raise ValueError(
-                f"the concordance names {missing}, which no chapter has: correct the "
-                f"labels of {statement['text']!r}"
-            )
-        links = ", ".join(_link(label) for label in statement["labels"])
-        cells = [statement["text"], links or "-", _verdict(book, statement["labels"])]
-        rows.append("| " + " | ".join([*cells, statement["remark"]]) + " |")
-    return "\n".join(rows)
-
-
-def _link(label: str) -> str:
-    theorem, _, aspect = label.partition("/")
-    return f"{{prf:ref}}`{theorem}`" + (f" ({aspect})" if aspect else "")
-
-
-def _verdict(book: Book, labels: Sequence[str]) -> str:
-    if not labels:
-        return "open"
-    stances = {
-        entry.record["stance"]
-        for entry in book.entries
-        if entry.record["label"] in labels or entry.theorem in labels
-    }
-    return ", ".join(sorted(stances)) or "no number decides"

@@ -105,6 +105,7 @@ def verdict(found, *, ax: Axes | None = None) -> Axes:
             va="center",
             color=INK,
             fontsize=9,
+            backgroundcolor=PAPER,
         )
     ax.axvline(record["target"], color=INK, lw=1.1, ls="-", zorder=1)
     # Matplotlib's TeX knows only the long names of the two relations.

@@ -10,26 +10,44 @@ import math
 import sympy as sp
 
 
+#: The three outcomes, marked so that the page can dress each of them differently.
+MARKS = {
+    "holds": "**holds**",
+    "refuted": "***refuted***",
+    "unresolved": "*unresolved*",
+}
+
+
 def table(verdict) -> str:
     """A verdict as a Markdown table, measured digits only beside a ±. Source: ours."""
     claim = verdict.claim
-    rows = [f"| {_claim(verdict)} | **{verdict.outcome}** |", "| :-- | :-- |"]
-    rows.append(f"| evidence, {verdict.kind} | {shown(verdict.evidence)} |")
+    rows = [(_claim(verdict), MARKS[verdict.outcome]), (":--", ":--")]
+    rows.append((f"evidence, {verdict.kind}", shown(verdict.evidence)))
     for name, control in verdict.controls:
-        rows.append(f"| control: {name} | {shown(control)}, {claim.judge(control)} |")
+        rows.append((f"control: {name}", f"{shown(control)}, {claim.judge(control)}"))
     if verdict.kind != "exact":
-        rows.append(f"| an error shows from | {_share_of_target(verdict)} |")
+        rows.append(("an error shows from", _share_of_target(verdict)))
     found = advice(verdict)
     if found:
-        rows.append(f"| advice | {found} |")
-    return "\n".join(rows)
+        rows.append(("advice", found))
+    return "\n".join(f"| {_cell(left)} | {_cell(right)} |" for left, right in rows)
+
+
+def _cell(text: str) -> str:
+    """A pipe would end the cell: TeX names its bars, words escape them."""
+    parts = text.split("$")
+    parts[::2] = [words.replace("|", r"\|") for words in parts[::2]]
+    parts[1::2] = [
+        tex.replace(r"\|", r"\Vert ").replace("|", r"\vert ") for tex in parts[1::2]
+    ]
+    return "$".join(parts)
 
 
 def _claim(verdict) -> str:
     """The claim in TeX; beside measured digits the target needs digits too."""
     target = verdict.claim.target
     plain = target.is_Rational or target.is_Float or verdict.kind == "exact"
-    digits = "" if plain else rf" \approx {sp.latex(sp.N(target, 6))}"
+    digits = "" if plain else rf" \approx {sp.latex(sp.N(sp.N(target, 15), 6))}"
     return f"${verdict.claim.tex}{digits}$"
 
 
@@ -37,10 +55,12 @@ def shown(evidence) -> str:
     """Evidence as it is printed: exact TeX, or value ± resolution."""
     if isinstance(evidence, sp.Expr):
         return f"${sp.latex(evidence)}$"
-    digits = 1 - math.floor(math.log10(evidence.resolution))
-    if abs(evidence.value) < 1e6 and 0 <= digits <= 12:
-        return f"{evidence.value:.{digits}f} ± {evidence.resolution:.{digits}f}"
-    return f"{evidence.value:.6e} ± {evidence.resolution:.1e}"
+    value, error = evidence.value, evidence.resolution
+    last = math.floor(math.log10(error)) - 1
+    if abs(value) < 1e6 and -9 <= last <= 0:
+        return f"{value:.{-last}f} ± {error:.{-last}f}"
+    first = math.floor(math.log10(max(abs(value), error)))
+    return f"{value:.{max(first - last, 1)}e} ± {error:.1e}"
 
 
 def _share_of_target(verdict) -> str:

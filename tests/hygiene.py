@@ -17,7 +17,7 @@ import notebooks  # noqa: E402
 
 WIDTH, LINES, EXERCISES = 76, 12, 4
 TAGS = {"remove-cell", "hide-input"}
-TIERS = ("(check yourself)", "(worked)", "(assignment)")
+TIERS = (": check yourself", ": worked", ": assignment")
 #: Calls that draw numbers: each needs generator=, none may use a global state.
 DRAWS = {
     *("rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial"),
@@ -80,7 +80,7 @@ def _exercises(text):
     for title in titles:
         if not title.endswith(TIERS):
             yield f"the exercise {title!r} names none of the tiers {TIERS}"
-    worked = sum(title.endswith("(worked)") for title in titles)
+    worked = sum(title.endswith(": worked") for title in titles)
     folded = len(re.findall(r"\{solution\}.*\n:class: dropdown", text))
     if not worked <= folded:
         yield f"{worked} worked exercises and {folded} folded solutions"
@@ -103,7 +103,7 @@ def _code(cell):
         yield f"{len(lines)} lines; at most {LINES}"
     tags = set(cell.metadata.get("tags", []))
     if tags - TAGS:
-        yield f"the tags {sorted(tags - TAGS)} are not in the closed list {sorted(TAGS)}"
+        yield f"the tags {sorted(tags - TAGS)} are not in the list {sorted(TAGS)}"
     if "NBVAL_" in cell.source or "type: ignore" in cell.source:
         yield "a comment that silences a check"
     yield from _randomness(cell.source)

@@ -17,6 +17,7 @@ ALLOWED = {
     "blocks": set(),
     "estimate": {"blocks", "claims"},
     "ledger": set(),
+    "pages": {"ledger"},
     "symbolic": set(),
     "laws": set(),
     "routing": set(),

@@ -123,6 +123,13 @@ def test_advice_names_the_factor_by_which_the_sample_must_grow():
     assert "bias bound" in biased.table()
 
 
+def test_pipes_do_not_break_the_table():
+    norm = Claim("norm", r"P(|s|\le 1)/\|u\|", "=", HALF)
+    table = norm.check(at(0.5), control={"|s| for s": at(0.9)}).table()
+    assert r"$P(\vert s\vert \le 1)/\Vert u\Vert  = \frac{1}{2}$" in table
+    assert r"control: \|s\| for s" in table
+
+
 # --- calibration: the two error rates ---------------------------------------------
 
 SIMULATIONS, SIZE = 10_000, 1_000
@@ -176,7 +183,7 @@ def test_claims_off_by_twice_the_resolution_are_refuted():
 
 
 def test_an_all_equal_sample_is_refused_with_advice():
-    with pytest.raises(ValueError, match="estimate.proportion"):
+    with pytest.raises(ValueError, match=r"estimate\.proportion"):
         estimate.mean(torch.zeros(1000))
 
 

@@ -218,6 +218,17 @@ def test_silent_when_not_a_terminal(capfd):
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.parametrize("n", [2**14, 2**20])
+def test_one_thread_and_two_give_the_same_bits(n):
+    x = torch.rand(n, generator=generator(9))
+    threads, found = torch.get_num_threads(), []
+    for count in (1, 2):
+        torch.set_num_threads(count)
+        found.append(estimate.mean(x))
+    torch.set_num_threads(threads)
+    assert found[0] == found[1]
+
+
 # --- interrupt, resume, ranks ------------------------------------------------------
 
 
@@ -273,7 +284,8 @@ def sampler(g, n):
     x = torch.randn(n, generator=g)
     return torch.stack([x**2, x**4], 1)
 found = estimate.monte_carlo(
-    sampler, seed=8, label="ranks", rel=4e-3, block=2**12, checkpoint=sys.argv[1] or None
+    sampler, seed=8, label="ranks", rel=4e-3, block=2**12,
+    checkpoint=sys.argv[1] or None,
 )
 if not dist.is_initialized() or dist.get_rank() == 0:
     print(*[f"{e.value.hex()} {e.stderr.hex()}" for e in found])

@@ -7,7 +7,7 @@ import pytest
 import sympy as sp
 from hygiene import ROOT
 
-from moebook import Claim, Estimate, ledger
+from moebook import Claim, Estimate, ledger, pages
 
 
 def test_the_book_closes():
@@ -52,14 +52,16 @@ def book(tmp_path, *cells):
 def test_a_closed_book_has_no_problems(tmp_path):
     whole = book(tmp_path, words(THEOREM), check_cell(verdict()))
     assert ledger.problems(whole) == []
-    assert "{prf:ref}`coin`" in ledger.table(whole)
-    assert "1 statements, 1 verdicts (1 sampled)" in ledger.summary(whole)
+    assert "{prf:ref}`coin`" in pages.ledger(whole)
+    assert "1 statements, 1 verdicts (1 sampled)" in pages.summary(whole)
 
 
 UNCHECKED = THEOREM.replace(":label: coin", ":label: coin\n:class: unchecked")
 OTHER = Claim("dice", "p", "=", sp.Rational(1, 2))
 EMPTY = copy.deepcopy(check_cell(verdict()))
 EMPTY["outputs"][0]["metadata"]["moebook"]["controls"] = []
+FORGED = copy.deepcopy(check_cell(verdict(Estimate(0.6, 0.0005))))
+FORGED["outputs"][0]["metadata"]["moebook"]["outcome"] = "holds"
 
 
 @pytest.mark.parametrize(
@@ -100,6 +102,15 @@ EMPTY["outputs"][0]["metadata"]["moebook"]["controls"] = []
             "[0.98, 1.02] would still hold",
         ),
         ([words(THEOREM), EMPTY], "has no control"),
+        ([words(THEOREM), FORGED], "its record disagrees"),
+        (
+            [
+                words(THEOREM),
+                {"cell_type": "code", "source": ["e = boundary.mass(r, x, w)"]},
+                check_cell(verdict(Estimate(0.5, 0.0004))),
+            ],
+            "above 0.3%",
+        ),
         ([words(UNCHECKED)], "gives no reason"),
         (
             [words(UNCHECKED), check_cell(verdict())],
@@ -118,7 +129,7 @@ def test_an_unchecked_theorem_gives_its_reason(tmp_path):
     reason = "No number decides this: it speaks of all routers."
     whole = book(tmp_path, words(UNCHECKED.replace("It is fair.", reason)))
     assert ledger.problems(whole) == []
-    assert "it speaks of all routers" in ledger.table(whole)
+    assert "it speaks of all routers" in pages.ledger(whole)
 
 
 def test_the_exact_and_the_computed_survive_no_mutation():
@@ -137,9 +148,15 @@ def test_without_a_checkout_it_says_what_to_do(tmp_path):
 
 def test_the_concordance_refuses_a_label_that_no_chapter_has(tmp_path):
     whole = book(tmp_path, words(THEOREM), check_cell(verdict()))
-    row = {"paper": "p", "text": "Fair.", "labels": ["coin"], "remark": ""}
-    assert "| Fair. | {prf:ref}`coin` | ours |" in ledger.concordance(whole, [row])
+    row = {
+        "paper": "p",
+        "kind": "theory",
+        "text": "Fair.",
+        "labels": ["coin"],
+        "remark": "",
+    }
+    assert "{prf:ref}`coin`, *ours*." in pages.concordance(whole, [row])
     open_row = {**row, "labels": []}
-    assert "| open |" in ledger.concordance(whole, [open_row])
+    assert ": *open*." in pages.concordance(whole, [open_row])
     with pytest.raises(ValueError, match="no chapter has"):
-        ledger.concordance(whole, [{**row, "labels": ["dice"]}])
+        pages.concordance(whole, [{**row, "labels": ["dice"]}])
