@@ -18,7 +18,6 @@ import torch.distributed as dist
 from torch import Tensor
 from tqdm import tqdm
 
-
 #: Rows that are summed at once, on one thread.
 CHUNK = 2**14
 

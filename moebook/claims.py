@@ -150,11 +150,12 @@ class Claim:
 
     @property
     def tex(self) -> str:
-        """The claim as one line of TeX, the target as exact as it was given."""
-        target = sp.latex(self.target)
-        if self.target.has(sp.Float):
-            target = str(sp.N(self.target, 8))
-        return f"{self.quantity} {RELATIONS[self.relation]} {target}"
+        """The claim as one line of TeX; a target too long for it by its digits."""
+        relation, target = RELATIONS[self.relation], sp.latex(self.target)
+        if self.target.has(sp.Float) or len(target) > wording.LONG:
+            target = sp.latex(sp.N(sp.N(self.target, 15), 8))
+            relation = r"\approx" if self.relation == "=" else relation
+        return f"{self.quantity} {relation} {target}"
 
 
 @dataclass(frozen=True)

@@ -34,9 +34,12 @@ def ledger(book: Book) -> str:
 def _row(entry: Entry) -> str:
     record = entry.record
     controls = "; ".join(f"*{control['name']}*" for control in record["controls"])
-    sharp = "" if record["kind"] == "exact" else f", from {_size(record)}"
+    plain = record["kind"] == "exact" or record["relation"] != "="
+    sharp = "" if plain else f", resolution {_size(record)}"
+    aspect = record["label"].partition("/")[2]
+    about = f"*{aspect}*: " if aspect else ""
     return (
-        f": ${record['tex']}$ **{record['outcome']}** "
+        f": {about}${record['tex']}$ **{record['outcome']}** "
         f"({record['kind']}{sharp}). Refuted: {controls}."
     )
 
@@ -45,8 +48,7 @@ def _size(record: dict) -> str:
     target = abs(record["target"])
     if target == 0:
         return f"± {record['resolution']:.1e}"
-    percent = 100 * record["resolution"] / target
-    return f"± {percent:.2g} %" if percent >= 0.001 else f"± {percent / 100:.0e}"
+    return f"± {100 * record['resolution'] / target:.1g} %"
 
 
 def summary(book: Book) -> str:

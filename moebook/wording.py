@@ -9,7 +9,6 @@ import math
 
 import sympy as sp
 
-
 #: The three outcomes, marked so that the page can dress each of them differently.
 MARKS = {
     "holds": "**holds**",
@@ -18,15 +17,21 @@ MARKS = {
 }
 
 
+#: Characters of TeX above which a number is shown by its digits alone.
+LONG = 90
+
+
 def table(verdict) -> str:
     """A verdict as a Markdown table, measured digits only beside a ±. Source: ours."""
     claim = verdict.claim
-    rows = [(_claim(verdict), MARKS[verdict.outcome]), (":--", ":--")]
+    rows = [(f"${claim.tex}$", MARKS[verdict.outcome]), (":--", ":--")]
+    if digits(claim.target):
+        rows.append(("target", f"≈ {digits(claim.target)}"))
     rows.append((f"evidence, {verdict.kind}", shown(verdict.evidence)))
     for name, control in verdict.controls:
         rows.append((f"control: {name}", f"{shown(control)}, {claim.judge(control)}"))
     if verdict.kind != "exact":
-        rows.append(("an error shows from", _share_of_target(verdict)))
+        rows.append(_sharpness(verdict))
     found = advice(verdict)
     if found:
         rows.append(("advice", found))
@@ -43,18 +48,20 @@ def _cell(text: str) -> str:
     return "$".join(parts)
 
 
-def _claim(verdict) -> str:
-    """The claim in TeX; beside measured digits the target needs digits too."""
-    target = verdict.claim.target
-    plain = target.is_Rational or target.is_Float or verdict.kind == "exact"
-    digits = "" if plain else rf" \approx {sp.latex(sp.N(sp.N(target, 15), 6))}"
-    return f"${verdict.claim.tex}{digits}$"
+def digits(number: sp.Expr) -> str:
+    """Six digits of a SymPy number in TeX; empty where it reads as a number already."""
+    if number.is_Float or (number.is_Rational and number.q <= 1000):
+        return ""
+    # In two steps: six digits asked of a long sum at once may come out as zero.
+    return f"${sp.latex(sp.N(sp.N(number, 15), 6))}$"
 
 
 def shown(evidence) -> str:
-    """Evidence as it is printed: exact TeX, or value ± resolution."""
+    """Evidence as it is printed: exact TeX and six digits, or value ± resolution."""
     if isinstance(evidence, sp.Expr):
-        return f"${sp.latex(evidence)}$"
+        tex, size = sp.latex(evidence), digits(evidence)
+        exact = f"${tex}$" if len(tex) <= LONG or not size else ""
+        return " ≈ ".join([exact, size] if size else [exact]).strip()
     value, error = evidence.value, evidence.resolution
     last = math.floor(math.log10(error)) - 1
     if abs(value) < 1e6 and -9 <= last <= 0:
@@ -63,11 +70,15 @@ def shown(evidence) -> str:
     return f"{value:.{max(first - last, 1)}e} ± {error:.1e}"
 
 
-def _share_of_target(verdict) -> str:
-    target = abs(float(verdict.claim.target))
+def _sharpness(verdict) -> tuple[str, str]:
+    """What the error bar means for this relation."""
+    target, size = float(verdict.claim.target), verdict.resolution
+    if verdict.claim.relation != "=":
+        room = abs(target - verdict.evidence.value)
+        return "room to the bound", f"{room:.3g} ± {size:.2g}"
     if target == 0:
-        return f"± {verdict.resolution:.1e}"
-    return f"± {100 * verdict.resolution / target:.2g} % of the target"
+        return "resolution", f"± {size:.1e}"
+    return "resolution", f"± {100 * size / abs(target):.2g} % of the target"
 
 
 def advice(verdict) -> str:

@@ -118,7 +118,7 @@ def executed(tmp_path_factory):
     shutil.copy(CHAPTER, folder / "untouched.ipynb")
     for name, (plant, _) in EXECUTED.items():
         planted(folder, name, plant)
-    limit = ("--nbval-cell-timeout", "40", "-n", "2", "--dist", "loadfile")
+    limit = ("--nbval-cell-timeout", "30", "-n", "2", "--dist", "loadfile")
     return run_nbval(folder, *limit)
 
 
@@ -283,6 +283,7 @@ def test_a_stored_verdict_that_does_not_hold_is_named(copy_of_the_book):
     def refuted(notebook):
         _, cell = code_cell(notebook, "counted.check")
         cell.outputs[0].metadata["moebook"]["outcome"] = "refuted"
+        cell.outputs[0]["data"]["text/plain"] = "ribbon/counted (sampled): refuted"
 
     plant_in_preface(copy_of_the_book, refuted)
     found = ledger.problems(ledger.collect(copy_of_the_book))
@@ -296,9 +297,12 @@ def test_a_broken_cross_reference_turns_the_build_red(copy_of_the_book):
         notebook.cells.append(nbformat.v4.new_markdown_cell(text))
 
     plant_in_preface(copy_of_the_book, broken)
-    command = ["-m", "jupyter_book", "build", ".", "-W", "-n", "--keep-going"]
+    build = [str(Path(sys.executable).parent / "jupyter-book"), "build", "."]
     done = subprocess.run(
-        [sys.executable, *command], cwd=copy_of_the_book, capture_output=True, text=True
+        [*build, "-W", "-n", "--keep-going"],
+        cwd=copy_of_the_book,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode != 0
     output = done.stdout + done.stderr

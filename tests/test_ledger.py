@@ -2,6 +2,7 @@
 
 import copy
 import json
+import tomllib
 
 import pytest
 import sympy as sp
@@ -20,6 +21,21 @@ def test_every_equality_is_refuted_when_its_target_is_wrong():
     entries = [e for e in ledger.collect(ROOT).entries if e.record["relation"] == "="]
     assert entries
     assert [e.where for e in entries if ledger.survivors_of_mutation(e.record)] == []
+
+
+def test_every_claim_about_a_paper_stands_in_the_concordance():
+    file = ROOT / "chapters" / "appendix" / "statements.toml"
+    statements = tomllib.loads(file.read_text())["statement"]
+    answered = {(s["paper"], label) for s in statements for label in s["labels"]}
+    entries = ledger.collect(ROOT).entries
+    lost = [
+        entry.where
+        for entry in entries
+        if (source := entry.record["source"]) != "ours"
+        and not {(source, entry.record["label"]), (source, entry.theorem)} & answered
+    ]
+    assert lost == []
+    assert len({s["id"] for s in statements}) == len(statements)
 
 
 # --- a small book of our own, broken one way at a time -----------------------------
