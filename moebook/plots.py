@@ -83,7 +83,7 @@ def ladder(
 
 def name_line(ax: Axes, x: float, y: float, text: str, **style) -> Axes:
     """Write a curve's name beside its end, in place of a legend -> Axes."""
-    style = {"xytext": (5, 0), "va": "center", "fontsize": 9.5, **style}
+    style = {"xytext": (5, 0), "va": "center", "fontsize": 10, **style}
     ax.annotate(text, (x, y), textcoords="offset points", **style)
     return ax
 
@@ -104,8 +104,8 @@ def verdict(found, *, ax: Axes | None = None) -> Axes:
             xytext=(9, 0),
             va="center",
             color=INK,
-            fontsize=9,
-            backgroundcolor=PAPER,
+            fontsize=10,
+            bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 1},
         )
     ax.axvline(record["target"], color=INK, lw=1.1, ls="-", zorder=1)
     # Matplotlib's TeX knows only the long names of the two relations.

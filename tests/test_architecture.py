@@ -22,7 +22,11 @@ ALLOWED = {
     "laws": set(),
     "routing": set(),
     "gating": {"routing"},
-    "boundary": {"routing"},
+    "checks": {"routing"},
+    "lines": {"checks", "routing"},
+    "facets": {"checks", "lines"},
+    "surface": {"checks", "lines"},
+    "boundary": {"checks", "facets", "lines", "routing", "surface"},
     "plots": set(),
 }
 

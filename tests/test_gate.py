@@ -141,7 +141,7 @@ def test_an_error_of_execution_turns_nbval_red(executed, name, tmp_path):
 
 
 def test_an_edited_package_with_stale_outputs_turns_nbval_red(tmp_path):
-    """A margin that is off by 3 % in the package, with the outputs of yesterday."""
+    """The book's one constant edited in the package, with the outputs of yesterday."""
     package = tmp_path / "package" / "moebook"
     shutil.copytree(ROOT / "moebook", package)
     source = (package / "claims.py").read_text()
