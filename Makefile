@@ -21,6 +21,8 @@ STAGES := lint unit notebooks book site
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PYTHONNOUSERSITE := 1
+# A kernel chooses its own backend; another one would leave the pages without pictures.
+unexport MPLBACKEND
 
 # An interpreter fits if it runs, is 3.11 or 3.12, and can make a virtual environment.
 FITS := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))
