@@ -50,8 +50,8 @@ def mass(
     Logits have the dtype of x; from there on float64, so that a tiny w loses nothing.
     w = 0 gives 0 unless experts are identical, and k = K gives [w = inf].
     Raises TypeError or ValueError that says what was expected.
-    Source: ours; theory 1.2 is the limit w -> 0. Stein: E[x . F] = E[div F] with the
-    continuous field F = u_S min(gap_k, w), whose divergence is [gap_k < w].
+    Source: ours. Line: the expectation given all but the place on the line. Stein:
+    E[x . F] = E[div F] for F = u_S min(gap_k, w), continuous, div F = [gap_k < w].
     """
     k = check_router(router, k)
     check_input(x, router.weight.shape[1])
@@ -85,7 +85,7 @@ def slope(
     For K = 2 all facet samples are equal: that number is exact.
     Raises as `mass`; ValueError for identical experts, whose tie has a probability, and
     for three experts that tie on one hyperplane.
-    Source: ours; theory 1.2, extended to every k. The 2 counts both sides.
+    Source: ours; twice the interface integral of `coarea-binary`, for every k.
     """
     k = check_router(router, k)
     check_input(x, router.weight.shape[1])

@@ -41,7 +41,7 @@ def interface(
     that the parabola through three nodes does not reveal; such lines are nearly
     tangent. Double `cells` to see it.
     Raises ValueError for a wrong shape, NaN, and a root where grad s = 0.
-    Source: ours; theory 8, Crofton's formula with the coarea weight.
+    Source: ours, from Crofton's formula with the weight of the coarea formula.
     """
     check_input(x, None)
     check_finite(x.sum(), x)
