@@ -64,10 +64,10 @@ def shown(evidence) -> str:
         return " ≈ ".join([exact, size] if size else [exact]).strip()
     value, error = evidence.value, evidence.resolution
     last = math.floor(math.log10(error)) - 1
-    if abs(value) < 1e6 and -9 <= last <= 0:
+    if abs(value) < 1e6 and -6 <= last <= 0:
         return f"{value:.{-last}f} ± {error:.{-last}f}"
-    first = math.floor(math.log10(max(abs(value), error)))
-    return f"{value:.{max(first - last, 1)}e} ± {error:.1e}"
+    # Beyond eight digits nobody reads on; the record keeps them all.
+    return f"{value:.8g} ± {error:.1e}"
 
 
 def _sharpness(verdict) -> tuple[str, str]:
