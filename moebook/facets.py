@@ -5,6 +5,8 @@ a line across it on which only these two change places.
 """
 
 import math
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -60,35 +62,62 @@ def _aligned(points: Tensor) -> list[int]:
     return sorted([i, *order[i, m : m + 2].tolist()])
 
 
-def facet_sum(frame: Frame, x: Tensor, k: int, law: str) -> Tensor:
-    """Sum of the facet terms of each x, (n, d) -> (n,).
+class Chords(NamedTuple):
+    """Facets that inputs project into: experts i and j trade places there, (r,) each.
 
-    Let S be the active set of x, i in S, j not, A = S less i. On the line through x
-    along w_i - w_j the term is one number from wherever the active set is A+i or A+j;
-    where the tie is on the facet these convex stretches meet there and form one chord.
-    E[1/P(chord); chord] = 1 leaves the integral of 2 p / |w_i - w_j| over every facet.
-    The second moment is the integral of 1/P(chord); of the two sectors beside a facet
-    at a tie of three one is obtuse, so chords vanish only at ties of four or more.
+    Lengths are float64, from the tie along w_i - w_j; a row is met if its tie is on the
+    facet, and of no use otherwise.
+    """
+
+    row: Tensor
+    i: Tensor
+    j: Tensor
+    at: Tensor  # where the input lies, at or above zero
+    low: Tensor
+    high: Tensor
+    length: Tensor  # of w_i - w_j
+    tie: Tensor  # place of the tie on the axis w_i - w_j
+    met: Tensor
+
+
+def chords(frame: Frame, x: Tensor, k: int) -> Iterator[Chords]:
+    """Chords of each x (n, d), active expert by active expert.
+
+    Let S be the active set of x, i in S, j not, A = S less i. The chord is the part of
+    the line through x along w_i - w_j on which the active set is A+i or A+j.
     """
     z = frame.logits(x).T.contiguous()  # (K, n): sums over experts run along memory
     value, place = take_largest(z, k + 1, dim=0)
     z.scatter_(0, place, value)
     check_finite(value[k - 1] - value[k], x)
-    total = x.new_zeros(len(x), dtype=torch.float64)
     for rank in range(k):
         j, row = _candidates(frame, z, value, place, rank)
         active = place[:k].index_select(1, row)
         gap, down, up, met = _chord(frame, z.index_select(1, row), active, rank, j)
         length, tie = frame.pair(active[rank], j)
         low, high = -stretch(length, down), stretch(length, up)
+        met &= length > 0  # parallel experts never tie
+        yield Chords(row, active[rank], j, gap / length, low, high, length, tie, met)
+
+
+def facet_sum(frame: Frame, x: Tensor, k: int, law: str) -> Tensor:
+    """Sum of the facet terms of each x, (n, d) -> (n,).
+
+    The term of a chord is one number from wherever the active set is A+i or A+j; where
+    the tie is on the facet these convex stretches meet there and form one chord.
+    E[1/P(chord); chord] = 1 leaves the integral of 2 p / |w_i - w_j| over every facet.
+    The second moment is the integral of 1/P(chord); of the two sectors beside a facet
+    at a tie of three one is obtuse, so chords vanish only at ties of four or more.
+    """
+    total = x.new_zeros(len(x), dtype=torch.float64)
+    for row, _, _, at, low, high, length, tie, met in chords(frame, x, k):
         if law == "ball":
-            low, high = clip(x[row], gap / length, tie, low, high)
+            low, high = clip(x[row], at, tie, low, high)
             height = ((low < 0) & (high > 0)).double()
         else:
             height = density(tie.square())
         # A chord so far out that its mass underflows is met by no draw of x.
         chord = interval_mass(law, tie, low, high).clamp_min(1e-300)
-        met &= length > 0  # parallel experts never tie
         total.index_add_(0, row, (2 * height / (length * chord)).where(met, 0.0))
     return total
 

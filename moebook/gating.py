@@ -1,7 +1,8 @@
 """Gating: from logits to gates, the weights with which experts speak.
 
-Gates have the shape and the dtype of the logits, (n, K). Those of `softmax`, `hard`
-and `top_k` are not negative and sum to one in each row; those of `relu` need not.
+Gates have the shape and the dtype of the logits, (n, K). Those of `softmax`, `hard`,
+`top_k` and `smooth_top_k` are not negative and sum to one in each row; those of `relu`
+need not.
 Logits and the temperature tau have one unit; only their ratio matters.
 """
 
@@ -10,7 +11,8 @@ from numbers import Real
 import torch
 from torch import Tensor
 
-from moebook.routing import active_set, check_logits
+from moebook import smoothing
+from moebook.routing import active_set, check_active, check_logits
 
 
 def softmax(logits: Tensor, tau: float | Tensor) -> Tensor:
@@ -60,6 +62,47 @@ def top_k(logits: Tensor, k: int) -> Tensor:
     return torch.softmax(_margins(logits).masked_fill(~active, -torch.inf), dim=1)
 
 
+def smooth_top_k(
+    logits: Tensor,
+    k: int,
+    eps: float | Tensor,
+    window: str | smoothing.Window = "cubic",
+) -> Tensor:
+    """Softmax gates with a window of width eps below the k-th logit, (n, K) -> (n, K).
+
+    Gates are e^(z_i) sigma(u_i) over their sum, u_i = (eps - (z_(k) - z_i)) / eps. The
+    k largest have u >= 1 and sigma(1) = 1; an expert at eps or more below z_(k) has
+    gate zero; in between the window sigma lets it in, so the gates are continuous at
+    ties of every order. There is no cap on the number of active experts.
+
+    The width eps >= 0, in units of the logits, is a number or a tensor without
+    dimensions. eps = 0 is `top_k`, ties decided and not shared; eps = inf is the
+    softmax. Gradients flow to the logits, z_(k) and u included, and to such a tensor.
+    window: a name of `smoothing.window`, or sigma itself on [0, 1].
+    Raises as `check_logits`, `check_active`, `smoothing.check_width` and
+    `smoothing.window`. Half precision is computed in float32.
+    Source: SmoothSMoE, arXiv:2606.19036; its public code holds u fixed in the gradient,
+    which is then not that of the gates.
+    """
+    check_logits(logits)
+    k, width = check_active(logits, k), smoothing.check_width(eps)
+    sigma = smoothing.window(window, k)
+    if width == 0.0:
+        return top_k(logits, k)
+    if width == float("inf"):
+        return softmax(logits, 1.0)
+    z = logits.float() if logits.element_size() < 4 else logits
+    if width < torch.finfo(z.dtype).tiny or width > torch.finfo(z.dtype).max:
+        z = z.double()
+    eps = torch.as_tensor(eps, dtype=z.dtype, device=z.device)
+    below = _kth_largest(z, k) - z
+    # eps - below is exact at entry, where 1 - below / eps rounds. A leader's u is one,
+    # whatever the window's slope there.
+    u = torch.where(below > 0, (eps - below) / eps, 1.0).clamp(min=0)
+    weights = _margins(z).exp() * sigma(u)
+    return (weights / weights.sum(dim=1, keepdim=True)).to(logits.dtype)
+
+
 def relu(logits: Tensor) -> Tensor:
     """Gates max(z, 0), (n, K) -> (n, K).
 
@@ -91,6 +134,16 @@ def check_temperature(tau: float | Tensor) -> float:
             "routing and float('inf') for equal gates"
         )
     return value
+
+
+def _kth_largest(logits: Tensor, k: int) -> Tensor:
+    """The k-th largest logit, (n, K) -> (n, 1); its gradient goes to one expert."""
+    if k > 4:
+        return logits.topk(k, dim=1).values[:, -1:]
+    rest = logits.detach().clone()
+    for _ in range(k - 1):  # several times faster than topk for few leaders
+        rest.scatter_(1, rest.argmax(dim=1, keepdim=True), -torch.inf)
+    return logits.gather(1, rest.argmax(dim=1, keepdim=True))
 
 
 def _margins(logits: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from moebook import gating, routing
+from moebook import gating, routing, smoothing
 
 torch.set_num_threads(1)
 INF = math.inf
@@ -34,6 +34,8 @@ GATES = {
     "hard": gating.hard,
     "top_1": lambda z: gating.top_k(z, 1),
     "top_2": lambda z: gating.top_k(z, min(2, z.shape[-1])),
+    "smooth": lambda z: gating.smooth_top_k(z, min(2, z.shape[-1]), 0.3),
+    "paper": lambda z: gating.smooth_top_k(z, 1, 0.3, "paper"),
 }
 gates = pytest.mark.parametrize("gate", GATES.values(), ids=GATES.keys())
 
@@ -344,6 +346,297 @@ def test_top_k_gradient_reaches_the_kept_only():
 def test_top_k_refuses_a_bad_k(k, error, words):
     with pytest.raises(error, match=words):
         gating.top_k(torch.zeros(2, 3), k)
+
+
+# --- smooth top-k -----------------------------------------------------------
+
+WINDOWS = ["paper", "cubic", "optimal"]
+
+
+def smooth_by_hand(row, k, eps, sigma):
+    threshold = sorted(row, reverse=True)[k - 1]
+    shares = [min(max((z - threshold + eps) / eps, 0.0), 1.0) for z in row]
+    weights = [math.exp(z) * sigma(u) for z, u in zip(row, shares, strict=True)]
+    return [w / sum(weights) for w in weights]
+
+
+@pytest.mark.parametrize("k", [1, 2, 5, 6])
+@pytest.mark.parametrize("window", WINDOWS)
+def test_smooth_top_k_is_its_formula(k, window):
+    sigma = {
+        "paper": lambda u: u / (u + (1 - u) ** 50),
+        "cubic": lambda u: u * u * (3 - 2 * u),
+        "optimal": lambda u: k * u / (k + 1 - u),
+    }[window]
+    for logits, eps in [(draw(200, 6), 0.7), (integers(200, 6, levels=4), 1.5)]:
+        found = gating.smooth_top_k(logits, k, eps, window)
+        expected = [smooth_by_hand(row, k, eps, sigma) for row in logits.tolist()]
+        expected = torch.tensor(expected, dtype=torch.float64)
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-15)
+
+
+def test_no_width_is_top_k_and_an_infinite_one_is_the_softmax():
+    for logits in (draw(300, 5), integers(300, 5, levels=3)):
+        for k in (1, 2, 5):
+            assert torch.equal(
+                gating.smooth_top_k(logits, k, 0.0), gating.top_k(logits, k)
+            )
+            soft = gating.softmax(logits, 1.0)
+            assert torch.equal(gating.smooth_top_k(logits, k, INF), soft)
+            wide = gating.smooth_top_k(logits, k, 1e300)
+            torch.testing.assert_close(wide, soft)
+            all_active = gating.smooth_top_k(logits, 5, 0.3)
+            torch.testing.assert_close(all_active, soft)
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("eps", [5e-324, 1e-300, 1e-40, 1e-12, 1e30, 1e300])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_smooth_gates_and_gradients_are_finite_at_every_width(window, eps, dtype):
+    logits = torch.tensor([[0.0, 1.0, -4.0], [2.0, 2.0, 2.0]], dtype=dtype)
+    logits.requires_grad_()
+    gates = gating.smooth_top_k(logits, 2, eps, window)
+    gates[:, 0].sum().backward()
+    assert gates.isfinite().all() and logits.grad[0].isfinite().all()
+    if eps < 1:
+        torch.testing.assert_close(gates[0], gating.top_k(logits, 2)[0])
+        assert gates[1, 0] == gates[1, 1] == gates[1, 2]
+
+
+def test_where_nobody_is_in_the_window_nothing_changes():
+    logits, eps = draw(2000, 6), 0.2
+    clear = routing.gap(logits, 2) >= eps
+    smooth = gating.smooth_top_k(logits, 2, eps)
+    torch.testing.assert_close(smooth[clear], gating.top_k(logits, 2)[clear])
+    assert (smooth[~clear] > 0).sum(1).min() == 3
+
+
+def test_every_expert_of_the_neediest_token_is_kept():
+    """The count is that of the logits: no cap, and not one too few."""
+    logits = torch.tensor([[0.0, -0.1, -0.2, -0.3, -0.39, -0.41, -5.0]]).double()
+    for k in range(1, 6):
+        threshold = logits[0].sort(descending=True).values[k - 1]
+        expected = int((logits > threshold - 0.31).sum())
+        found = int((gating.smooth_top_k(logits, k, 0.31) > 0).sum())
+        assert found == expected
+    logits = draw(3000, 8)
+    for k, eps in [(1, 0.3), (2, 0.21), (2, 2.0)]:
+        threshold = logits.topk(k, dim=1).values[:, -1:]
+        gates = gating.smooth_top_k(logits, k, eps)
+        assert torch.equal(gates > 0, logits > threshold - eps)
+
+
+def tie(order, above, K, seed=0):
+    """A tie of this order at the threshold of k = 2, and a direction through it."""
+    center = torch.full((K,), -5.0, dtype=torch.float64)
+    center[:above] = 1.0
+    center[above : above + order + 1] = 0.0
+    return center, draw(1, K, seed)[0]
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize(("order", "above"), [(1, 1), (2, 0), (2, 1), (3, 0), (3, 1)])
+def test_smooth_gates_close_the_jump_at_ties_of_every_order(window, order, above):
+    """Across a tie hard gates jump as far for each step, smooth ones ever less."""
+    center, way = tie(order, above, K=6)
+    steps = (1e-3, 1e-4, 1e-5)
+
+    def jumps(gate):
+        ends = [gate(center + h * way) - gate(center - h * way) for h in steps]
+        return torch.stack([end.abs().max() for end in ends])
+
+    hard = jumps(lambda z: gating.top_k(z[None], 2)[0])
+    assert (hard > 0.2).all() and (hard / hard[0] - 1).abs().max() < 0.02
+    smooth = jumps(lambda z: gating.smooth_top_k(z[None], 2, 0.3, window)[0])
+    assert ((smooth[:-1] / smooth[1:] - 10).abs() < 1).all()
+    assert smooth[2] < 1e-2
+
+
+def largest_step(gate, points):
+    t = torch.linspace(-3, 3, points, dtype=torch.float64)[:, None]
+    return gate(draw(1, 6, 4) + t * draw(1, 6, 5)).diff(dim=0).abs().max().item()
+
+
+def test_on_a_fine_line_only_continuous_windows_have_small_steps():
+    """A window that ends at 0.9, or starts at 0.01, jumps: seen on the finer grids."""
+    jumping = {
+        "late": lambda u: torch.where(u >= 1, 1.0, 0.9 * u * u * (3 - 2 * u)),
+        "early": lambda u: torch.where(u <= 0, 0.0, 0.01 + 0.99 * u * u * (3 - 2 * u)),
+    }
+    ratios = {}
+    for name in [*WINDOWS, *jumping]:
+        sigma = jumping.get(name, name)
+        found = [
+            largest_step(lambda z, s=sigma: gating.smooth_top_k(z, 2, 0.3, s), n)
+            for n in (20001, 200001)
+        ]
+        ratios[name] = found[0] / found[1]
+    hard = [largest_step(lambda z: gating.top_k(z, 2), n) for n in (20001, 200001)]
+    assert hard[1] > 0.1 and hard[0] / hard[1] < 1.1
+    assert all(9 < ratios[name] < 11 for name in WINDOWS)
+    assert all(ratios[name] < 2 for name in jumping)
+
+
+def test_the_gate_at_entry_is_true_to_float64():
+    """u = 1e-8 gives a gate of 1e-8, not the 1e-6 of a clamped logarithm."""
+    eps, u = 0.5, 1e-8
+    gap = eps - u * eps
+    logits = torch.tensor([[0.0, -gap]], dtype=torch.float64)
+    u = (eps - gap) / eps  # the rounding of the gap itself is not at issue
+    weight = math.exp(-gap) * u / (u + math.exp(50 * math.log1p(-u)))
+    found = gating.smooth_top_k(logits, 1, eps, "paper")[0, 1].item()
+    assert found == pytest.approx(weight / (1 + weight), rel=1e-14)
+    assert found < 1e-8 < 1e-6
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("k", [1, 2, 5])
+def test_smooth_gradients_are_those_of_the_forward_map(window, k):
+    """To the logits through threshold and window, and to the width."""
+    eps = torch.tensor(0.9, dtype=torch.float64, requires_grad=True)
+    logits = draw(30, 6).requires_grad_()
+    assert (gating.smooth_top_k(logits, k, eps) > 0).sum(1).max() > k
+
+    def gate(z, eps):
+        return gating.smooth_top_k(z, k, eps, window)
+
+    assert torch.autograd.gradcheck(gate, (logits, eps))
+
+
+def test_a_gradient_that_holds_the_window_fixed_is_another_one():
+    z = torch.tensor([[0.4, 0.0, -0.1, -0.25]], dtype=torch.float64)
+
+    def held(z, u_from, k=2, eps=0.4):
+        below = u_from.topk(k, dim=1).values[:, -1:] - u_from
+        weights = z.exp() * smoothing.cubic_window((eps - below) / eps)
+        return (weights / weights.sum(1, keepdim=True))[0, 2]
+
+    ours = z.clone().requires_grad_()
+    gating.smooth_top_k(ours, 2, 0.4)[0, 2].backward()
+    fixed = z.clone().requires_grad_()
+    held(fixed, z).backward()
+    slope = torch.zeros_like(z)
+    for j in range(4):
+        h = 1e-6 * torch.eye(4, dtype=torch.float64)[j]
+        slope[0, j] = (held(z + h, z + h) - held(z - h, z - h)) / 2e-6
+    torch.testing.assert_close(ours.grad, slope, rtol=1e-7, atol=1e-9)
+    assert (fixed.grad - slope).abs().max() > 0.1
+
+
+def test_at_entry_the_cubic_window_is_flat_and_the_others_have_a_kink():
+    for window, slope in [("cubic", 0.0), ("paper", 1.0), ("optimal", 0.5)]:
+        z = torch.tensor([[0.0, -0.5 * (1 - 1e-9)]], dtype=torch.float64)
+        z.requires_grad_()
+        gating.smooth_top_k(z, 1, 0.5, window)[0, 1].backward()
+        expected = math.exp(-0.5) * slope / 0.5
+        assert z.grad[0, 1].item() == pytest.approx(expected, rel=1e-6, abs=1e-8)
+
+
+def test_a_third_expert_in_the_window_makes_a_kink_at_a_swap():
+    """Two leaders swap at t = 0; the third sees the threshold |t|, which has a kink."""
+    eps, gap, h = 0.2, 0.1, 1e-6
+
+    def kink(window, gap):
+        t = torch.tensor([-h, 0.0, h], dtype=torch.float64)
+        z = torch.stack((t, -t, torch.full_like(t, -gap)), 1)
+        left, center, right = gating.smooth_top_k(z, 1, eps, window)[:, 2].tolist()
+        return (right - 2 * center + left) / h
+
+    weight = math.exp(-gap) * 0.5  # cubic: sigma(1/2) = 1/2, with slope 3/2
+    share = weight / (2 + weight)
+    exact = -2 * (1.5 / eps) * math.exp(-gap) * (1 - share) / (2 + weight)
+    assert kink("cubic", gap) == pytest.approx(exact, rel=1e-4)
+    assert kink("cubic", 2 * eps) == 0
+
+
+@pytest.mark.parametrize(("window", "arrival"), [("cubic", 0), ("optimal", 3 / 2)])
+def test_a_swap_is_smooth_if_the_window_arrives_flat_or_if_two_share_alone(
+    window, arrival
+):
+    """Second and third swap at t = 0: the first feels the slope at which sigma ends."""
+    eps, h = 0.2, 1e-6
+    t = torch.tensor([-h, 0.0, h], dtype=torch.float64)
+    first = torch.full_like(t, 0.4)
+    gate = gating.smooth_top_k(torch.stack((first, t, -t), 1), 2, eps, window)[:, 0]
+    share = math.exp(0.4) / (math.exp(0.4) + 2)
+    exact = 2 * 2 * arrival / eps * share / (math.exp(0.4) + 2)
+    kink = gate.diff().diff().item() / h
+    assert kink == pytest.approx(exact, rel=1e-4, abs=1e-4)
+    # With k = 1 the two gates sum to one and mirror each other: no kink either way.
+    alone = gating.smooth_top_k(torch.stack((t, -t), 1), 1, eps, window)[:, 0]
+    assert abs(alone.diff().diff().item()) < 1e-9 * h
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+def test_smooth_mixtures_obey_the_lipschitz_bound(window):
+    """|dF| <= D osc(dz) [1/4 + (m/k) M / eps]; without the second term it fails."""
+    k, eps, n = 2, 0.3, 4000
+    z, way, outputs = draw(n, 6), draw(n, 6, 1), draw(6, 2, 2)
+    gates, moved = torch.autograd.functional.jvp(
+        lambda z: gating.smooth_top_k(z, k, eps, window), z, way
+    )
+    active = gates > 0
+    pairs = active[:, :, None] & active[:, None, :]
+    diameter = (torch.cdist(outputs, outputs) * pairs).amax((1, 2))
+    low = way.masked_fill(~active, INF).amin(1)
+    spread = way.masked_fill(~active, -INF).amax(1) - low
+    slope = (moved @ outputs).norm(dim=1)
+    extra = active.sum(1) - k
+    steep = extra / k * smoothing.max_slope(window, k) / eps
+    bound = diameter * spread
+    assert (slope <= bound * (0.25 + steep) * (1 + 1e-6) + 1e-12).all()
+    assert (slope > bound * 0.25 * (1 + 1e-6)).sum() > 100
+
+
+@pytest.mark.parametrize(
+    ("window", "constant"),
+    [("cubic", 0.115907331), ("paper", 0.234723885), ("optimal", 1 / 12)],
+)
+def test_smooth_tends_to_hard_in_the_mean_and_never_uniformly(window, constant):
+    """Two experts, outputs 0 and 1: the mean square is density x eps x constant."""
+    for eps in (1e-3, 1e-5):
+        gap = eps * (torch.arange(200000, dtype=torch.float64) + 0.5) / 200000
+        z = torch.stack((torch.zeros_like(gap), -gap), 1)
+        away = gating.smooth_top_k(z, 1, eps, window)[:, 1]
+        assert away.square().mean().item() == pytest.approx(constant, rel=2 * eps)
+        assert away.max().item() == pytest.approx(0.5, abs=1e-3)
+
+
+def test_a_fine_width_is_resolved_for_half_precision_logits():
+    for dtype in (torch.float16, torch.bfloat16):
+        z = torch.tensor([[1.0, 1.0, 0.75, -3.0]], dtype=dtype)
+        found = gating.smooth_top_k(z, 1, 0.5)
+        exact = gating.smooth_top_k(z.double(), 1, 0.5)
+        torch.testing.assert_close(found, exact.to(dtype), rtol=0, atol=0)
+        assert found[0, 0] == found[0, 1] and found[0, 3] == 0
+
+
+def test_the_search_for_the_threshold_knows_ties():
+    for k in range(1, 7):
+        z = integers(300, 6, levels=3)
+        sorted_z = z.sort(dim=1, descending=True).values
+        threshold = sorted_z[:, k - 1, None]
+        found = gating.smooth_top_k(z, k, 0.5)
+        assert torch.equal(found > 0, z >= threshold)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ((0, 0.1), ValueError, "from 1 to K = 3, got 0"),
+        ((4, 0.1), ValueError, "got 4"),
+        ((2, -0.1), ValueError, "eps must be a number >= 0"),
+        ((2, math.nan), ValueError, "nan"),
+        ((2, torch.ones(2)), TypeError, r"shape \(2,\)"),
+        ((2, "0.1"), TypeError, "one real number"),
+        ((2, 0.1, "cosine"), ValueError, "window must be one of"),
+        ((2, 0.0, "cosine"), ValueError, "window must be one of"),
+        ((2, 0.1, lambda u: u / 2), ValueError, "1 at u = 1"),
+    ],
+)
+def test_smooth_top_k_refuses(arguments, error, words):
+    with pytest.raises(error, match=words):
+        gating.smooth_top_k(torch.zeros(2, 3), *arguments)
 
 
 # --- ReLU -------------------------------------------------------------------
