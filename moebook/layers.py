@@ -10,65 +10,41 @@ from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from numpy.polynomial.legendre import leggauss
 from torch import Tensor
 
 from moebook.facets import Chords, chords
-from moebook.lines import Frame, chunks, density, interval_mass
+from moebook.lines import Frame, chunks, interval_mass
 
 #: A side of a chord is left where gate times density has fallen by exp(-DEPTH).
 DEPTH = 28.0
 #: Gates further than this from a half, in units of tau, count as zero beside others.
-FAR = 32.0
+FAR = 20.0
 #: Rules for k and k^2 times powers of rho below their number of nodes, on [0, inf), for
-#: k = 1 / (1 + e^rho), and the temperature over gap growth up to which each is used.
+#: k = 1 / (1 + e^rho), and the temperature over gap growth up to which each is used:
+#: there the next power misses less than 1e-7.
 GATE_RULES = (
     (
-        0.0015,
-        (
-            0.27400130405262837,
-            1.3679293486127833,
-            3.3575183332481578,
-            6.979269519974435,
-        ),
-        (
-            0.68976652004369659,
-            1.4935149306419584,
-            2.5980289044254768,
-            5.0324833712836918,
-        ),
+        0.001,
+        (0.5245540313470789, 2.733469421163804),
+        (1.305609727652938, 3.404018154873984),
     ),
     (
         0.012,
-        (
-            0.15664454294892822,
-            0.79652232434260629,
-            1.8936242635670031,
-            3.5028312682673042,
-            5.8107081543262777,
-            9.1459304370591083,
-            14.279902488415065,
-        ),
-        (
-            0.3979526715124421,
-            0.87122992662668597,
-            1.3319254139488307,
-            1.9181212374431584,
-            2.748817866528127,
-            4.0308726081601887,
-            6.6460627553133794,
-        ),
+        (0.2740013040526284, 1.367929348612783, 3.357518333248158, 6.979269519974435),
+        (0.6897665200436966, 1.493514930641958, 2.598028904425477, 5.032483371283692),
     ),
 )
-
+#: Where outputs are asked in a thin layer that a third gate makes a harder integral:
+#: in between they are the polynomial through these nodes.
+PROBE = GATE_RULES[-1]
 
 #: Length up to which nodes on a side are graded towards the tie, in units of x.
 NARROW = 0.6
 #: Length from which on a side takes twice the nodes: it holds a peak, and both slopes.
 LONG = 8.0
-
-_leggauss = cache(leggauss)  # arrays: a cached tensor would carry its autograd mode
 
 
 class Layer(NamedTuple):
@@ -85,8 +61,12 @@ class Layer(NamedTuple):
     lead: Tensor  # (r, K) logit i less logit l at the tie
     speed: Tensor  # (r, K) its growth along the normal
 
-    def select(self, index: Tensor) -> "Layer":
-        return Layer(*(t.index_select(0, index) for t in self))
+    def select(self, index: Tensor | slice, thirds: bool = True) -> "Layer":
+        """Some chords, without the logits of third experts if these play no part."""
+        kept = self if thirds else [*self[:-2], self.lead[:0], self.speed[:0]]
+        if isinstance(index, slice):
+            return Layer(*(t[index] for t in kept))
+        return Layer(*(t.index_select(0, index) if len(t) else t for t in kept))
 
 
 def layer_of(frame: Frame, x: Tensor) -> tuple[Layer, Tensor]:
@@ -128,12 +108,15 @@ class Part(NamedTuple):
     layer: Layer
     t: Tensor  # (r, 2, c) distances from the tie
     weight: Tensor  # (r, 2, c)
+    gate: Tensor  # k there, (r, 2, c) or, the same on all lines, (c,)
     alone: bool  # whether all gates but two are zero
+    ask: Tensor  # (r, 2, p) distances at which to ask for outputs
+    blend: Tensor | None  # (r, 2, c, p) from outputs there to those at t, if others
 
-    @property
-    def signed(self) -> Tensor:
-        """Coordinates of the nodes, (r, 2 c)."""
-        return torch.stack((self.t[:, 0], -self.t[:, 1]), 1).flatten(1)
+    @staticmethod
+    def signed(t: Tensor) -> Tensor:
+        """Coordinates of distances on the two sides, (r, 2, c) -> (r, 2 c)."""
+        return torch.stack((t[:, 0], -t[:, 1]), 1).flatten(1)
 
 
 def quadrature(
@@ -146,55 +129,73 @@ def quadrature(
     k = 1 / (1 + exp(rho)), rho = |t| rate / tau. Thin layers far from third experts
     take the rule for k and k^2 times polynomials; other sides are one Gauss-Legendre
     interval of `nodes` nodes, fewer if narrow, more if long, or several intervals where
-    a third gate is steep.
+    a third gate is steep. In thin layers outputs at these are to be interpolated.
     """
     # Infinity would make 0 * inf of a layer without width.
     slope = (layer.rate / tau).clamp_max(1e306)
-    tie = torch.stack((layer.tie, -layer.tie), 1)
-    start, stop = _support(tie + slope[:, None], layer.span)
-    kind = _kind(layer, tau, (start, stop), slope)
+    kind = _kind(layer, tau, slope)
     for group, (s, share) in enumerate(_rules(nodes, layer.at.device)):
         index = (kind == group).nonzero().squeeze(1)
-        for rows in chunks(len(index), 2 * len(s) * columns, work):
-            some = index[rows]
-            if group < len(GATE_RULES):
-                first, reach = 0.0, 1 / slope[some, None, None]
+        gates, thin = group < len(GATE_RULES), group < len(GATE_RULES) + 2
+        size = 2 * len(s) * (columns if gates or not thin else layer.lead.shape[1])
+        for rows in chunks(len(index), size, work):
+            some = rows if len(index) == len(kind) else index[rows]
+            lines, steep = layer.select(some, not gates), slope[some, None, None]
+            tie = torch.stack((lines.tie, -lines.tie), 1)
+            if gates:
+                first, reach = 0.0, 1 / steep
             else:
-                first = start[some, :, None]
-                reach = stop[some, :, None] - first
+                start, stop = _support(tie + steep[:, 0], lines.span)
+                first, reach = start[:, :, None], (stop - start)[:, :, None]
             t = (first + reach * s).expand(-1, 2, -1)
-            height = density((tie[some, :, None] + t).square())
-            weight = reach / layer.mass[some, None, None] * share * height
-            yield Part(layer.select(some), t, weight, group < len(GATE_RULES))
+            weight = (tie[:, :, None] + t).square_().mul_(-0.5).exp_()
+            scale = reach / lines.mass[:, None, None] / math.sqrt(2 * math.pi)
+            weight.mul_(scale * share)
+            rho = s if gates else t * (lines.rate / tau)[:, None, None]
+            ask, blend = t, None
+            if thin and not gates:
+                known = t.new_tensor(PROBE[1])
+                ask, blend = (known / steep).expand(-1, 2, -1), _blend(known, rho)
+            yield Part(lines, t, weight, torch.sigmoid(-rho), gates, ask, blend)
 
 
-def _kind(layer: Layer, tau: float, ends: tuple, slope: Tensor) -> Tensor:
-    """Which of the rules suits each line."""
-    start, stop = ends
+def _blend(known: Tensor, wanted: Tensor) -> Tensor:
+    """Lagrange polynomials of the places known (p,) at those wanted: (..., p)."""
+    p = len(known)
+    powers = torch.stack([wanted**m for m in range(p)], -1)
+    return powers @ torch.linalg.inv(known[:, None] ** torch.arange(p).to(known))
+
+
+def _kind(layer: Layer, tau: float, slope: Tensor) -> Tensor:
+    """Which of `_rules` suits each line."""
+    kind = torch.zeros_like(layer.row)
+    width = (1 + layer.tie.abs()) / slope
+    for limit, *_ in GATE_RULES[:-1]:
+        kind += width >= limit
+    thick = width >= GATE_RULES[-1][0]
+    rest = (thick | ~_alone(layer, tau, slope)).nonzero().squeeze(1)
+    if not len(rest):
+        return kind
+    few, thick = layer.select(rest), thick[rest]
+    tie = torch.stack((few.tie, -few.tie), 1)
+    start, stop = _support(tie + slope[rest, None], few.span)
     reach = (stop - start).amax(1)
-    size = (reach > NARROW).long() + (reach > LONG).long()
-    size[_steep(layer, tau, start, stop)] = 3
-    kind = len(GATE_RULES) + size
-    alone = _alone(layer, tau, slope)
-    for group, (limit, *_) in reversed([*enumerate(GATE_RULES)]):
-        kind[alone & (1 + layer.tie.abs() < limit * slope)] = group
-    return kind
+    size = torch.where(thick, 2 + (reach > NARROW).long() + (reach > LONG).long(), 0)
+    size[_steep(few, tau, start, stop)] = 1
+    size[(size == 1) & thick] = 5
+    return kind.index_copy_(0, rest, len(GATE_RULES) + size)
 
 
 def _alone(layer: Layer, tau: float, slope: Tensor) -> Tensor:
     """Whether all gates but two are zero in the layer, and it ends inside the chord."""
     end = FAR / slope
     alone = end < layer.span.amin(1)
-    if layer.lead.shape[1] > 2:
-        places = torch.stack((torch.zeros_like(end), end, -end), 1)
-        alone &= (_thirds(layer, gaps(layer, places)) > FAR * tau).flatten(1).all(1)
+    if (K := layer.lead.shape[1]) > 2:
+        # The least gap over the layer is at its middle or at an end: a gap is linear.
+        fall = torch.minimum(layer.speed, layer.rate[:, None] - layer.speed)
+        least = torch.addcmul(layer.lead, fall.clamp_max_(0), end[:, None])
+        alone &= (least > FAR * tau).sum(1) == K - 2
     return alone
-
-
-def _thirds(layer: Layer, table: Tensor) -> Tensor:
-    """The table (r, c, K) with infinity for the pair."""
-    pair = layer.pair[:, None].expand(-1, table.shape[1], -1)
-    return table.scatter(2, pair, math.inf)
 
 
 def _support(centre: Tensor, span: Tensor) -> tuple[Tensor, Tensor]:
@@ -216,7 +217,8 @@ def _steep(layer: Layer, tau: float, start: Tensor, stop: Tensor) -> Tensor:
         return torch.zeros_like(layer.at, dtype=torch.bool)
     side = start.new_tensor([1.0, -1.0])
     first, last = gaps(layer, side * start), gaps(layer, side * stop)
-    near = _thirds(layer, torch.minimum(first, last)) < FAR * tau
+    pair = layer.pair[:, None].expand(-1, 2, -1)
+    near = torch.minimum(first, last).scatter_(2, pair, math.inf) < FAR * tau
     return ((last - first).abs() > 45 * tau).logical_and_(near).flatten(1).any(1)
 
 
@@ -228,23 +230,28 @@ def gaps(layer: Layer, t: Tensor) -> Tensor:
     )
 
 
-def _rules(nodes: int, device: torch.device) -> list[tuple[Tensor, Tensor]]:
-    """Nodes and weights: of the gate in units of tau / rate, then two on [0, 1]."""
-    gates = [tuple(torch.tensor(r[1:], dtype=torch.float64)) for r in GATE_RULES]
+def _rules(nodes: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    """Nodes and weights: of gates in units of tau / rate, then of kinds on [0, 1]."""
+    for rule in _arrays(nodes):
+        yield tuple(torch.from_numpy(t).to(device) for t in rule)
+
+
+@cache  # arrays: a cached tensor would carry its autograd mode
+def _arrays(nodes: int) -> list[tuple]:
+    gates = [tuple(np.array(r[1:])) for r in GATE_RULES]
     s, weight = _legendre(nodes)
-    half = torch.cat((torch.zeros(1), 0.5 ** torch.arange(8, 0, -1))).double()
-    edge = torch.cat((half, 1 - half[:-1].flip(0)))
-    width = edge.diff()[:, None]
-    steep = (edge[:-1, None] + width * s).flatten(), (width * weight).flatten()
+    half = np.concatenate(([0.0], 0.5 ** np.arange(8, 0, -1)))
+    edge = np.concatenate((half, 1 - half[-2::-1]))
+    width = np.diff(edge)[:, None]
+    steep = (edge[:-1, None] + width * s).ravel(), (width * weight).ravel()
     fine, share = _legendre(2 * nodes // 3)
     # The map s (1 - a) / (1 - a s), a = .7, spreads the fall of the gate evenly.
     shrink = 0.3 / (1 - 0.7 * fine)
     narrow = fine * shrink, share * shrink / (1 - 0.7 * fine)
-    rules = [*gates, narrow, (s, weight), _legendre(2 * nodes), steep]
-    return [(s.to(device), weight.to(device)) for s, weight in rules]
+    return [*gates, narrow, steep, narrow, (s, weight), _legendre(2 * nodes), steep]
 
 
-def _legendre(count: int) -> tuple[Tensor, Tensor]:
+def _legendre(count: int) -> tuple:
     """Gauss-Legendre nodes and weights on [0, 1]."""
-    place, weight = (torch.from_numpy(t) for t in _leggauss(count))
+    place, weight = leggauss(count)
     return (place + 1) / 2, weight / 2

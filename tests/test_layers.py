@@ -35,11 +35,29 @@ def test_weights_sum_gates_against_the_chord(tau):
         total = torch.zeros(len(x), dtype=DOUBLE)
         for part in quadrature(layer, tau, nodes, 7, 2**20):
             gate = torch.sigmoid(-part.t * part.layer.rate[:, None, None] / tau)
+            torch.testing.assert_close(part.gate.expand_as(gate), gate)
             total.index_add_(0, part.layer.row, (gate * part.weight).sum((1, 2)))
         if nodes == 24:
             found = total
     torch.testing.assert_close(found, total, rtol=1e-8, atol=0)
     assert len(normal) <= 12 and (found > 0).any()
+
+
+def test_outputs_in_thin_layers_are_interpolated():
+    """Near a third expert: cubics along the line are exact, a quartic is not."""
+    frame, x = frame_of(star(3), normals(4_000, 2))
+    layer, _ = layer_of(frame, x)
+    tau = 1e-3
+    parts = [p for p in quadrature(layer, tau, 24, 5, 2**20) if p.blend is not None]
+    assert sum(len(p.layer.row) for p in parts) > 20
+    for part in parts:
+        scale = part.layer.rate[:, None, None] / tau
+        assert not part.alone and part.ask.shape[2] == part.blend.shape[3]
+        for power in range(5):
+            known, wanted = ((t * scale) ** power for t in (part.ask, part.t))
+            found = (part.blend @ known[..., None]).squeeze(3)
+            near = torch.allclose(found, wanted, rtol=1e-10, atol=1e-10)
+            assert near == (power < 4)
 
 
 def test_gaps_are_those_of_the_router():

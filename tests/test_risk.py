@@ -15,7 +15,7 @@ from truths import (
     star,
 )
 
-from moebook import gating, risk
+from moebook import gating, layers, risk
 from moebook.routing import Affine
 
 LN2 = math.log(2)
@@ -217,6 +217,21 @@ def test_a_pair_of_near_twins_beside_a_third():
     plain = risk.soft(router, steps, tilt, x, 0.01) - risk.hard(router, steps, tilt, x)
     error = math.hypot(plain.std(), found.std()) / math.sqrt(len(x))
     assert abs(plain.mean() - found.mean()) < 5 * error < 0.2 * abs(plain.mean())
+
+
+@pytest.mark.parametrize("tau", [5e-3, 1e-3, 2e-4])
+def test_thin_layers_agree_with_plain_quadrature(tau, monkeypatch):
+    """Few nodes, and outputs interpolated beside a third expert, lose no digit."""
+    router, experts, label_mean = mixture(6, 3, seed=4)
+    x = normals(3_000, 3, seed=5)
+    found = risk.gap(router, experts, label_mean, x, tau)
+    direct = [(0.0, *rule[1:]) for rule in layers.GATE_RULES]
+    monkeypatch.setattr(layers, "GATE_RULES", direct)
+    plain = risk.gap(router, experts, label_mean, x, tau, nodes=36)
+    assert (found != plain).any()
+    mean = plain.mean().abs().item()
+    torch.testing.assert_close(found, plain, rtol=0, atol=2e-6 * mean)
+    assert abs(found.mean() - plain.mean()) < 1e-7 * mean
 
 
 def test_extreme_temperatures():
