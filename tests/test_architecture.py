@@ -35,7 +35,8 @@ ALLOWED = {
     "risk": {"callables", "facets", "gating", "layers", "lines", "routing"},
     "sphere": set(),
     "landscape": {"sphere"},
-    "stability": {"checks", "gating"},
+    "flows": {"gating"},
+    "stability": {"checks", "flows"},
     "regions": {"routing"},
     "flats": {"routing"},
     "tubes": {"checks", "flats", "lines", "routing"},
@@ -46,6 +47,8 @@ ALLOWED = {
     "bridges": {"routing", "sojourn", "walks"},
     "wedges": {"sojourn"},
     "diffusion": {"bridges", "sojourn", "visits", "walks", "wedges"},
+    "families": set(),
+    "adapters": {"families", "smoothing"},
     "plots": set(),
 }
 
