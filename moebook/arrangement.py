@@ -74,7 +74,7 @@ def topk_cell_count_planar(E: int, k: int, unbounded: Sequence[int]) -> int:
 
     (2k - 1) E - (k^2 - 1) - (e_1 + ... + e_(k-1)), where unbounded = (e_1, e_2, ...)
     counts the unbounded top-i cells, which are the cells of the same weights without
-    bias. Only where every expert is somewhere first: a hidden expert breaks it.
+    bias. Only where every expert is somewhere first: a hidden expert can break it.
     Raises TypeError for no int, ValueError for k not in 1..E - 1 or fewer than k - 1
     numbers. Source: Lee (1982), order-k Voronoi diagrams, here of powers.
     """

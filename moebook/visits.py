@@ -92,7 +92,9 @@ def occupation_near_tie(
     """Samples with mean the time of [0, T] with gap_k <= w, starts x (n, d) -> (n,).
 
     Each in [0, T], with never more variance than `occupation_hits`. gap_k is the k-th
-    less the (k + 1)-th largest logit, w in units of the logits.
+    less the (k + 1)-th largest logit, w in units of the logits. From three experts on
+    the samples over w have a heavy tail, P(> s) like s^-2 up to s = T/w, by near triple
+    ties: their variance grows like log(1/w), and for tiny w a sample shows too little.
     Raises TypeError or ValueError that says what was expected.
     Source: ours. Given the time, and all but the place on the line through X_t normal
     to the tie of ranks k and k + 1, as far as these two keep clear of the others.
