@@ -10,10 +10,10 @@ estimator must agree with its truth within five standard errors.
 
 import argparse
 import math
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
+from timing import agree, in_turn, mean, show
 from torch import Tensor
 
 from moebook import boundary
@@ -30,7 +30,7 @@ def main() -> None:
     args = options.parse_args()
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(args.seed)
-    print(f"{'case':34}{'peer':26}{'peer':>10}{'ours':>11}{'ratio':>9}")
+    print(f"{'case':36}{'peer':26}{'peer':>9}{'ours':>13}{'ratio':>13}")
     iid = Affine(torch.eye(64))
     random = Affine(torch.randn(64, 64, generator=generator) / 8)
     x = torch.randn(args.variance_rows // 2, 64, generator=generator)
@@ -66,7 +66,7 @@ def compare_brute_force(router: Affine, args, generator) -> None:
     w, n = 1e-2, args.variance_rows
     truth = iid_mass(w, len(router.bias))
     hits = int(boundary.brute_force(router, n, w, generator))
-    agree(hits / n, math.sqrt(truth * (1 - truth) / n), (truth, 0.0))
+    agree((hits / n, math.sqrt(truth * (1 - truth) / n)), (truth, 0.0))
     seconds = in_turn(
         [
             lambda: plain(router, w, args.rows, generator),
@@ -127,11 +127,6 @@ def iid_mass(w: float, K: int) -> float:
     return K * (K - 1) * float(torch.trapezoid(inside, y))
 
 
-def mean(values: Tensor) -> tuple[float, float]:
-    """Mean and standard error."""
-    return values.mean().item(), (values.var() / len(values)).sqrt().item()
-
-
 def spread(sample: Callable, truth: tuple, n: int) -> tuple[float, float]:
     """Relative variance and largest sample over mean, once the mean is right."""
     parts = [sample()]
@@ -139,31 +134,8 @@ def spread(sample: Callable, truth: tuple, n: int) -> tuple[float, float]:
         parts.append(sample())
     values = torch.cat(parts)
     found, error = mean(values)
-    agree(found, error, truth)
+    agree((found, error), truth)
     return (values.var() / found**2).item(), values.max().item() / found
-
-
-def agree(found: float, error: float, truth: tuple) -> None:
-    error = math.hypot(error, truth[1])
-    if not abs(found - truth[0]) <= 5 * error:
-        message = f"{found:.8g} +- {error:.2g}, not {truth[0]:.8g}"
-        raise SystemExit(f"wrong before fast: {message}")
-
-
-def in_turn(runs: Sequence[Callable], args) -> list[float]:
-    """CPU seconds a sample of each run, the fastest of the repeats."""
-    best = [math.inf] * len(runs)
-    for _ in range(args.repeats):
-        for m, run in enumerate(runs):
-            start = time.process_time()
-            run()
-            best[m] = min(best[m], time.process_time() - start)
-    return [seconds / args.rows for seconds in best]
-
-
-def show(case: str, peer: str, theirs: float, ours: float, unit: str) -> None:
-    cells = f"{theirs:>8.4g} {unit:2}{ours:>8.4g} {unit:2}"
-    print(f"{case:34}{peer:26}{cells}{theirs / ours:>9.4g}", flush=True)
 
 
 if __name__ == "__main__":

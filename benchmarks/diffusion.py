@@ -11,10 +11,10 @@ estimator must agree with its truth within five standard errors.
 
 import argparse
 import math
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
+from timing import agree, in_turn, mean, show
 from torch import Generator, Tensor
 
 from moebook import diffusion
@@ -32,7 +32,7 @@ def main() -> None:
     args = options.parse_args()
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(args.seed)
-    print(f"{'case':34}{'peer':26}{'peer':>10}{'ours':>11}{'ratio':>9}")
+    print(f"{'case':36}{'peer':26}{'peer':>9}{'ours':>13}{'ratio':>13}")
     compare_survival(args, generator)
     compare_occupation(args, generator)
     compare_flat(args, generator)
@@ -56,11 +56,11 @@ def compare_survival(args, generator: Generator) -> None:
     values, bounds = bridge(n), bridge(n, diffusion.bridge_bounds)
     width, error = mean(bounds.diff(dim=1))  # encloses the bias of the product
     bias = width + 5 * error
-    agree(*mean(values), truth, bias)
+    agree(mean(values), (truth, 0.0), bias=bias)
     constants = []
     for grid in (160, 640):
         found, error = mean(euler(n // 8, grid))
-        agree(found, error, truth, math.sqrt(t / grid))
+        agree((found, error), (truth, 0.0), bias=math.sqrt(t / grid))
         constants.append((found - truth) / math.sqrt(t / grid))
     c = sum(constants) / 2
     needed = t * 2 * c**2 / ERROR**2
@@ -99,7 +99,7 @@ def compare_occupation(args, generator: Generator) -> None:
     ]
     for value, error in found[:2]:
         # A grid of 1000 steps is unbiased but for its first and last half step.
-        agree(value, math.hypot(error, found[2][1]), found[2][0], 1e-3 * found[2][0])
+        agree((value, error), found[2], bias=1e-3 * found[2][0])
     relvar = [
         (error / value) ** 2 * m
         for (value, error), m in zip(found, (8192, n * 16, n * 8), strict=True)
@@ -129,7 +129,7 @@ def compare_flat(args, generator: Generator) -> None:
         return diffusion.occupation_hits(inside, x.expand(n, 2), 1, generator)
 
     values = near_flat(args.variance_rows)
-    agree(*mean(values), truth)
+    agree(mean(values), (truth, 0.0))
     relvar = values.var().item() / truth**2
     seconds = in_turn([lambda: hits(n), lambda: near_flat(n)], args)
     cost = (1 / truth * seconds[0], relvar * seconds[1])
@@ -147,33 +147,6 @@ def path_loop(
         top = (x @ router.weight.T).topk(2, dim=1).values
         total += top[:, 0] - top[:, 1] <= w
     return total / steps
-
-
-def mean(values: Tensor) -> tuple[float, float]:
-    """Mean and standard error."""
-    return values.mean().item(), (values.var() / len(values)).sqrt().item()
-
-
-def agree(found: float, error: float, truth: float, bias: float = 0.0) -> None:
-    if not abs(found - truth) <= 5 * error + bias:
-        message = f"{found:.8g} +- {error:.2g}, not {truth:.8g}"
-        raise SystemExit(f"wrong before fast: {message}")
-
-
-def in_turn(runs: Sequence[Callable], args) -> list[float]:
-    """CPU seconds a sample of each run, the fastest of the repeats."""
-    best = [math.inf] * len(runs)
-    for _ in range(args.repeats):
-        for m, run in enumerate(runs):
-            start = time.process_time()
-            run()
-            best[m] = min(best[m], time.process_time() - start)
-    return [seconds / args.rows for seconds in best]
-
-
-def show(case: str, peer: str, theirs: float, ours: float) -> None:
-    cells = f"{theirs:>8.4g} s {ours:>8.4g} s "
-    print(f"{case:34}{peer:26}{cells}{theirs / ours:>9.4g}", flush=True)
 
 
 if __name__ == "__main__":

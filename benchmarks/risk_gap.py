@@ -14,11 +14,11 @@ within a few tau of a tie of three, up to half of it for K = 8, are 100 times as
 
 import argparse
 import math
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+from timing import agree, in_turn, show
 from torch import Tensor
 
 from moebook import risk
@@ -50,7 +50,7 @@ def main() -> None:
     args = options.parse_args()
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(args.seed)
-    print(f"{'case':34}{'peer':26}{'peer':>10}{'ours':>11}{'ratio':>9}")
+    print(f"{'case':36}{'peer':26}{'peer':>9}{'ours':>13}{'ratio':>13}")
     for case in [problem(K, 64, generator) for K in (2, 8)]:
         compare(case, args, generator)
 
@@ -122,28 +122,6 @@ def sample(run: Callable, n: int) -> tuple[float, float, float]:
     mean = first / count
     variance = second / count - mean**2
     return mean, math.sqrt(variance / count), variance / mean**2
-
-
-def agree(found: tuple, truth: tuple) -> None:
-    if not abs(found[0] - truth[0]) <= 5 * math.hypot(found[1], truth[1]):
-        message = f"{found[0]:.8g} +- {found[1]:.2g}, not {truth[0]:.8g}"
-        raise SystemExit(f"wrong before fast: {message}")
-
-
-def in_turn(runs: Sequence[Callable], args) -> list[float]:
-    """CPU seconds a sample of each run, the fastest of the repeats."""
-    best = [math.inf] * len(runs)
-    for _ in range(args.repeats):
-        for m, run in enumerate(runs):
-            start = time.process_time()
-            run()
-            best[m] = min(best[m], time.process_time() - start)
-    return [seconds / args.rows for seconds in best]
-
-
-def show(case: str, peer: str, theirs: float, ours: float, unit: str) -> None:
-    cells = f"{theirs:>8.4g} {unit:2}{ours:>8.4g} {unit:2}"
-    print(f"{case:34}{peer:26}{cells}{theirs / ours:>9.4g}", flush=True)
 
 
 if __name__ == "__main__":

@@ -14,10 +14,10 @@ boundary.mass.
 
 import argparse
 import math
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
+from timing import agree, in_turn, mean
 from torch import Tensor
 
 from moebook import arrangement, boundary
@@ -39,7 +39,7 @@ def main() -> None:
     generator = torch.Generator().manual_seed(args.seed)
     router = Affine(torch.randn(8, 16, generator=generator) / 4)
     check_iid(args, generator)
-    print(f"{'case':28}{'P':>11}{'relvar':>8}{'plain':>11}{'ours':>11}{'ratio':>9}")
+    print(f"{'case':28}{'P':>11}{'relvar':>8}{'plain':>11}{'ours':>11}{'ratio':>11}")
     for n, kind in CASES:
         compare(router, n, kind, args, generator)
 
@@ -51,10 +51,10 @@ def compare(router: Affine, n: int, kind: str, args, generator) -> None:
     def ours(x: Tensor, eps: float = args.eps) -> Tensor:
         return arrangement.tie_samples(router, x, eps, n, K, kind, generator=generator)
 
-    agree(mean(ours(x, 0.3)), mean(plain(router, x, 0.3, n, kind).double()), kind)
+    agree(mean(ours(x, 0.3)), mean(plain(router, x, 0.3, n, kind).double()), name=kind)
     values = ours(x)
     if (n, kind) == (1, "spread"):
-        agree(mean(values), mean(boundary.mass(router, x, args.eps, K)), kind)
+        agree(mean(values), mean(boundary.mass(router, x, args.eps, K)), name=kind)
     share = values.mean().item()
     relvar = (values.var() / share**2).item()
     draw = drawer(args.rows, generator)
@@ -64,7 +64,7 @@ def compare(router: Affine, n: int, kind: str, args, generator) -> None:
     peer, cost = (1 / share - 1) * seconds[0] * 1e4, relvar * seconds[1] * 1e4
     case = f"order {n}, {kind}, eps = {args.eps:g}"
     numbers = f"{share:>11.4g}{relvar:>8.3g}{peer:>9.4g} s{cost:>9.4g} s"
-    print(f"{case:28}{numbers}{peer / cost:>9.4g}", flush=True)
+    print(f"{case:28}{numbers}{peer / cost:>11.4g}", flush=True)
 
 
 def check_iid(args, generator) -> None:
@@ -75,7 +75,7 @@ def check_iid(args, generator) -> None:
         values = arrangement.tie_samples(
             router, x, args.eps, n, K, "one_sided", generator=generator
         )
-        agree(mean(values), (iid_share(args.eps, 8, K, n), 0.0), f"order {n}, iid")
+        agree(mean(values), (iid_share(args.eps, 8, K, n), 0.0), name=f"order {n}, iid")
 
 
 def plain(router: Affine, x: Tensor, eps: float, n: int, kind: str) -> Tensor:
@@ -129,29 +129,6 @@ def drawer(n: int, generator: torch.Generator) -> Callable[[], Tensor]:
     """Draws of x (n, 16) into one buffer, float32."""
     x = torch.empty(n, 16)
     return lambda: x.normal_(generator=generator)
-
-
-def mean(values: Tensor) -> tuple[float, float]:
-    """Mean and standard error."""
-    return values.mean().item(), (values.var() / len(values)).sqrt().item()
-
-
-def agree(found: tuple, truth: tuple, name: str) -> None:
-    error = math.hypot(found[1], truth[1])
-    if not abs(found[0] - truth[0]) <= 5 * error:
-        message = f"{found[0]:.8g} +- {error:.2g}, not {truth[0]:.8g}"
-        raise SystemExit(f"wrong before fast: {name}: {message}")
-
-
-def in_turn(runs: Sequence[Callable], args) -> list[float]:
-    """CPU seconds a sample of each run, the fastest of the repeats."""
-    best = [math.inf] * len(runs)
-    for _ in range(args.repeats):
-        for m, run in enumerate(runs):
-            start = time.process_time()
-            run()
-            best[m] = min(best[m], time.process_time() - start)
-    return [seconds / args.rows for seconds in best]
 
 
 if __name__ == "__main__":
