@@ -1,6 +1,6 @@
 """Finite-sample regression: time a problem, against named peers. CPU, one thread.
 
-    python benchmarks/regression.py [--problems 4096] [--repeats 5] [--peer-problems 256]
+    python benchmarks/regression.py [--problems 4096] [--repeats 5]
 
 A row is CPU seconds a problem, draws included, in float64: ours simulates the data
 through their Wishart law, the peers draw them. "lstsq" is a loop of NumPy least squares
@@ -18,6 +18,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from timing import agree, mean, show
 from torch import Tensor
 
 from moebook import excess, wishart
@@ -36,7 +37,7 @@ def main() -> None:
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(args.seed)
     rng = np.random.default_rng(args.seed)
-    print(f"{'case':22}{'peer':12}{'peer':>12}{'ours':>12}{'ratio':>8}")
+    print(f"{'case':36}{'peer':26}{'peer':>11}{'ours':>13}{'ratio':>11}")
     for n, peer in ((256, "lstsq"), (2048, "Cholesky")):
         source = rng if peer == "lstsq" else generator
         for case, ours, theirs in (
@@ -57,10 +58,9 @@ def compare(case: str, peer: str, theirs: Callable, ours: Callable, truth, args)
     """Agree first, then time in turn."""
     found, other = ours(args.problems), theirs(2 * args.peer_problems)
     for mine, peers, exact in zip(found, other, truth, strict=True):
-        (a, da), (b, db) = mean(mine), mean(peers)
-        agree(a, math.hypot(da, db), b)
+        agree(mean(mine), mean(peers), name=case)
         if exact is not None:
-            agree(a, da, exact)
+            agree(mean(mine), (exact, 0.0), name=case)
     best = [math.inf, math.inf]
     sizes = (args.peer_problems, args.problems)
     for _ in range(args.repeats):
@@ -68,8 +68,7 @@ def compare(case: str, peer: str, theirs: Callable, ours: Callable, truth, args)
             start = time.process_time()
             run(count)
             best[m] = min(best[m], (time.process_time() - start) / count)
-    cells = "".join(f"{1e6 * seconds:>9.4g} us" for seconds in best)
-    print(f"{case:22}{peer:12}{cells}{best[0] / best[1]:>8.3g}", flush=True)
+    show(case, peer, *(1e6 * seconds for seconds in best), "us")
 
 
 def truths(case: str, n: int) -> list[float | None]:
@@ -163,17 +162,6 @@ def losses(sparse: Tensor, dense: Tensor) -> list[Tensor]:
 def chunks(count: int, size: int = 16) -> list[int]:
     """Data of 16 problems at a time: the fastest for the peer."""
     return [min(size, count - i) for i in range(0, count, size)]
-
-
-def mean(values: Tensor) -> tuple[float, float]:
-    """Mean and standard error."""
-    return values.mean().item(), (values.var() / len(values)).sqrt().item()
-
-
-def agree(found: float, error: float, truth: float) -> None:
-    if not abs(found - truth) <= 5 * error:
-        message = f"{found:.8g} +- {error:.2g}, not {truth:.8g}"
-        raise SystemExit(f"wrong before fast: {message}")
 
 
 ONE = {"lstsq": one_lstsq, "Cholesky": one_cholesky}

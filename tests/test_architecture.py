@@ -49,6 +49,22 @@ ALLOWED = {
     "diffusion": {"bridges", "sojourn", "visits", "walks", "wedges"},
     "families": set(),
     "adapters": {"families", "smoothing"},
+    "modular": {"laws"},
+    "isotropic": {"modular"},
+    "descent": {"modular"},
+    "energy": {"laws", "modular"},
+    "rationals": {"energy"},
+    "excess": {"modular"},
+    "wishart": {"excess", "laws", "modular"},
+    "regression": {
+        "descent",
+        "energy",
+        "excess",
+        "isotropic",
+        "modular",
+        "rationals",
+        "wishart",
+    },
     "plots": set(),
 }
 
