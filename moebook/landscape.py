@@ -36,6 +36,9 @@ __all__ = [
     "sphere_hessian",
 ]
 
+#: Beyond it the risk of the best experts is that of infinite temperature, to 1e-16.
+HOT = 1e8
+
 #: Panels of the half line. They halve towards zero, so that every scale is resolved.
 EDGES = (0.0, *(2.0**-k for k in range(44, -1, -1)), 2.0, 3.0, 4.5, 6.0, 8.5)
 
@@ -77,7 +80,7 @@ def soft_profiled(
     Source: ours; Stein's identity twice removes the other integrals.
     """
     u, v, a = _vectors(u, separator, contrast)
-    target, across, along = _soft(u, v, a, tau)
+    target, across, along = _soft(u, v, a, _temperature(tau).clamp(max=HOT))
     on_u = (u * target).sum(-1)
     explained = target.square().sum(-1) / across
     explained = explained + on_u.square() * (1 / along - 1 / across)
@@ -124,7 +127,8 @@ def smooth_label(
     `gate_moments`. Label noise is left out. Raises ValueError for an angle that is not
     finite and for tau not positive and finite. Source: ours.
     """
-    square, slope = gate_moments(tau)
+    hot = HOT if contrast is None else math.inf
+    square, slope = gate_moments(_temperature(tau).clamp(max=hot))
     theta = torch.as_tensor(theta, dtype=torch.float64)
     if not theta.isfinite().all():
         raise ValueError(f"theta must be a finite angle in radians, got {theta}")
@@ -168,7 +172,8 @@ def _soft(
     less, more = ((v + sign * u).square().sum(-1, keepdim=True) / 4 for sign in (-1, 1))
     c = more - less
     # The shift keeps derivatives at u = +-v finite and moves values by 1e-12 of them.
-    sine = (4 * less * more + (1e-6 * tau.detach()) ** 2).sqrt()
+    shift = 1e-6 * tau.detach().clamp(max=1)
+    sine = (4 * less * more + shift**2).sqrt()
     sign = torch.erf(c / sine * z / math.sqrt(2))
     n = (weight * gate * sign).sum(-1, keepdim=True)
     k = (weight * z * slope * sign).sum(-1, keepdim=True)

@@ -67,7 +67,8 @@ def _expected(eps: np.ndarray, T: np.ndarray, a: np.ndarray, n: int) -> np.ndarr
 def _from_the_flat(eps: np.ndarray, T: np.ndarray, n: int) -> np.ndarray:
     """int_0^T P(n/2, eps^2 / 2t) dt, by parts."""
     q = eps**2 / (2 * T)
-    rest = np.where(eps > 0, eps**2 / 2 * _upper_gamma(n, q), 0.0)
+    # Where eps^2 underflows the rest does too, and 0 times an infinite gamma is NaN.
+    rest = np.where(eps**2 > 0, eps**2 / 2 * _upper_gamma(n, q), 0.0)
     return T * special.gammainc(n / 2, q) + rest
 
 

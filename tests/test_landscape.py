@@ -321,3 +321,12 @@ def test_bad_temperatures_are_refused(tau):
 def test_other_bad_requests_are_refused():
     with pytest.raises(ValueError, match="finite angle"):
         landscape.smooth_label(math.nan, 0.1)
+
+
+@pytest.mark.parametrize("tau", [1e3, 1e8, 1e160, 1e300])
+def test_a_hot_gate_stays_at_its_limit(tau):
+    found = landscape.soft_profiled(torch.eye(3, dtype=DOUBLE), V, turned(PI / 2), tau)
+    # The contrast is across the separator: M shares its second moment with both.
+    limit = torch.tensor([1 - 2 / PI, 1 - 2 / PI, 1.0], dtype=DOUBLE)
+    assert (found - limit).abs().max() < 1e-5
+    assert abs(landscape.smooth_label(0.3, tau) - math.sin(0.3) ** 2) < 1e-5

@@ -189,3 +189,9 @@ def test_a_flat_needs_its_space():
         exit_occupation(0.1, 1.0, 2, 3)
     with pytest.raises(ValueError, match="R must be a finite number > 0"):
         exit_occupation(0.1, 0.0, 2, 1)
+
+
+@pytest.mark.parametrize("codimension", [1, 2, 3])
+def test_a_width_whose_square_underflows_holds_no_time(codimension):
+    found = occupation(1e-300, 1.0, distance=0.0, codimension=codimension)
+    assert 0 <= found < 1e-150
