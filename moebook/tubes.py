@@ -188,8 +188,8 @@ def _count_flats(flats: Flats, scores: Tensor, eps, k: int, known: bool) -> Tens
     # Of two experts so tied, the scores differ by less than eps |w_i - w_j|.
     reach = eps * flats.root.norm(dim=2).max()
     near = ((scores - value[k - 1]).abs() <= reach).sum(0)
-    todo = (near >= len(flats.sets.T) + known).nonzero().squeeze(1)
-    for part in todo.split(max(1, 2**18 // flats.root.numel())):
+    close = (near >= len(flats.sets.T) + known).nonzero().squeeze(1)
+    for part in close.split(max(1, 2**18 // flats.root.numel())):
         tied = scores[:, part][flats.sets]  # (m, n + 1, columns)
         away = (flats.inverse @ (tied[:, 1:] - tied[:, :1])).norm(dim=1)
         good = (tied.amax(1) >= value[k - 1, part]) & (tied.amin(1) <= value[k, part])
