@@ -6,13 +6,13 @@ generic weights and bias; volumes are exact, or per eps^n as eps -> 0 where so n
 """
 
 import math
-import operator
 from collections.abc import Sequence
 
 import torch
 from scipy import special
 from torch import Tensor
 
+from moebook.checks import check_count
 from moebook.regions import cells, orderings
 from moebook.tubes import thickened, tie_samples
 
@@ -43,8 +43,8 @@ def strata_count(E: int, k: int, n: int) -> int:
     and for n >= E. Raises TypeError for no int, ValueError for E, n < 1, k not in
     1..E. Source: ours, for arXiv:2606.19036.
     """
-    E, n = _whole("E", E, 1), _whole("n", n, 1)
-    k = _whole("k", k, 1, E)
+    E, n = check_count("E", E, 1), check_count("n", n, 1)
+    k = check_count("k", k, 1, E)
     above = range(max(0, k - n), min(k - 1, E - n - 1) + 1)
     return math.comb(E, n + 1) * sum(math.comb(E - n - 1, a) for a in above)
 
@@ -57,7 +57,7 @@ def ordering_count(E: int, d: int, central: bool = False) -> int:
     order of E = 1 counts once). Raises TypeError for no int, ValueError for E, d < 1.
     Source: Good and Tideman (1977), for distances to points; Zaslavsky (1975).
     """
-    E, d = _whole("E", E, 1), _whole("d", d, 1)
+    E, d = check_count("E", E, 1), check_count("d", d, 1)
     stirling = [1]  # c(m, m - j) for j = 0, ..., m - 1
     for m in range(1, E):
         ahead, behind = stirling + [0], [0] + stirling
@@ -78,9 +78,9 @@ def topk_cell_count_planar(E: int, k: int, unbounded: Sequence[int]) -> int:
     Raises TypeError for no int, ValueError for k not in 1..E - 1 or fewer than k - 1
     numbers. Source: Lee (1982), order-k Voronoi diagrams, here of powers.
     """
-    E = _whole("E", E, 2)
-    k = _whole("k", k, 1, E - 1)
-    known = [_whole("a number of unbounded cells", e, 1) for e in unbounded]
+    E = check_count("E", E, 2)
+    k = check_count("k", k, 1, E - 1)
+    known = [check_count("a number of unbounded cells", e, 1) for e in unbounded]
     if len(known) < k - 1:
         raise ValueError(
             f"unbounded must list e_1 to e_(k-1), {k - 1} numbers for k = {k}, got "
@@ -97,8 +97,8 @@ def tube_fraction(d: int, n: int, ratio: Number) -> Number:
     centre. Raises TypeError or ValueError for n not in 1..d or ratio < 0 or NaN.
     Source: ours; I_(ratio^2)(n/2, (d - n)/2 + 1), I the regularised incomplete beta.
     """
-    d = _whole("d", d, 1)
-    n = _whole("n", n, 1, d)
+    d = check_count("d", d, 1)
+    n = check_count("n", n, 1, d)
     at = _numbers("ratio", ratio, 0.0).clamp_max(1.0)
     return _like(ratio, _beta(n / 2, (d - n) / 2 + 1, at.square()))
 
@@ -110,7 +110,7 @@ def slab_fraction(d: int, centre: Number, half: Number) -> Number:
     1e-16, so not to many digits for half below 1e-10. Raises as `tube_fraction`.
     Source: ours; P(a . x < t) = (1 + sign(t) I_(t^2)(1/2, (d + 1)/2)) / 2.
     """
-    d = _whole("d", d, 1)
+    d = check_count("d", d, 1)
     centre_at, half_at = _numbers("centre", centre), _numbers("half", half, 0.0)
 
     def odd(t: Tensor) -> Tensor:
@@ -130,7 +130,7 @@ def star_fraction(rays: int, ratio: Number) -> Number:
     Raises as `tube_fraction`; ValueError for fewer than two rays.
     Source: ours; in each half sector a sector of angle asin e and a triangle.
     """
-    rays = _whole("rays", rays, 2)
+    rays = check_count("rays", rays, 2)
     half = math.pi / rays
     e = _numbers("ratio", ratio, 0.0).clamp_max(math.sin(half))
     cot = math.cos(half) / math.sin(half)
@@ -172,17 +172,6 @@ def gram_volume(rows: Tensor, kind: str = "spread") -> Tensor:
             f"of codimension {len(rows)}; leave out the row that others determine"
         )
     return share[kind](len(rows)) / size.prod()
-
-
-def _whole(name: str, value: int, least: int, most: int | None = None) -> int:
-    try:
-        value = operator.index(None if isinstance(value, bool) else value)
-    except TypeError as error:
-        raise TypeError(f"{name} must be an int, got {value!r}") from error
-    if value < least or (most is not None and value > most):
-        span = f"at least {least}" if most is None else f"from {least} to {most}"
-        raise ValueError(f"{name} must be {span}, got {value}")
-    return value
 
 
 def _numbers(name: str, value: Number, least: float = -math.inf) -> Tensor:

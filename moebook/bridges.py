@@ -13,9 +13,11 @@ from functools import cache
 import torch
 from torch import Generator, Tensor
 
+from moebook import laws
+from moebook.checks import check_count, check_starts
 from moebook.routing import Affine
-from moebook.sojourn import check_count, numbers
-from moebook.walks import Faces, cells_of, check_starts, normals
+from moebook.sojourn import numbers
+from moebook.walks import Faces, cells_of
 
 
 def bridge_survival(
@@ -85,7 +87,8 @@ def _bridge(
         normal, y, push = _across(faces, x[rows], drift)
         here = torch.addmm(faces.offset, y, normal.T)
         for _ in range(steps if len(faces.pair) else 0):
-            y = y + push * dt + sigma * math.sqrt(dt) * normals(y.shape, generator)
+            noise = laws.gaussian(*y.shape, generator)
+            y = y + push * dt + sigma * math.sqrt(dt) * noise
             there = torch.addmm(faces.offset, y, normal.T)
             power = -2 * (here * there).clamp_min_(0) / (sigma**2 * dt)
             power = power.nan_to_num_(nan=0.0, neginf=-math.inf)  # t = 0 on a face
@@ -134,7 +137,7 @@ def euler_survival(
     for rows, faces in cells_of(router, x, k):
         normal, y, push = _across(faces, x[rows], drift)
         for _ in range(steps if len(faces.pair) else 0):
-            y = y + push * (t / steps) + root * normals(y.shape, generator)
+            y = y + push * (t / steps) + root * laws.gaussian(*y.shape, generator)
             alive = (torch.addmm(faces.offset, y, normal.T) > level).all(1)
             y, rows = y[alive], rows[alive]
         out[rows] = 1.0

@@ -20,17 +20,22 @@ class Model(NamedTuple):
     K: int
     dtype: torch.dtype
 
-    def __call__(self, points: Tensor) -> tuple[Tensor, Tensor]:
-        """Outputs (..., K) and label means (...) at points (..., d)."""
-        flat = points.reshape(-1, points.shape[-1]).to(self.dtype)
+    def outputs(self, points: Tensor) -> Tensor:
+        """Outputs of the experts at points, (..., d) -> (..., K)."""
+        flat = self._rows(points)
         f = self.experts(flat)
         check_values("experts", f, (len(flat), self.K), "(r, K), a column an expert")
-        f = f.reshape(*points.shape[:-1], self.K)
-        if self.label_mean is None:
-            return f, f
+        return f.reshape(*points.shape[:-1], self.K)
+
+    def __call__(self, points: Tensor) -> tuple[Tensor, Tensor]:
+        """Outputs (..., K) and label means (...) at points (..., d)."""
+        f, flat = self.outputs(points), self._rows(points)
         m = self.label_mean(flat)
         check_values("label_mean", m, (len(flat),), "(r,), a number a row")
         return f, m.reshape(points.shape[:-1])
+
+    def _rows(self, points: Tensor) -> Tensor:
+        return points.reshape(-1, points.shape[-1]).to(self.dtype)
 
 
 def model_of(

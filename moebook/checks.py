@@ -1,10 +1,12 @@
-"""Checks: the inputs that the samplers of `boundary` share, refused with a way out.
+"""Checks: the inputs that several modules share, refused with a way out.
 
 Each says what was expected, what came and what to do; none changes a number.
 """
 
+import operator
+
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from moebook.routing import Affine, check_active
 
@@ -57,7 +59,13 @@ def check_choices(x: Tensor, law: str, by: str, default: str) -> None:
             "by='stein' integrates by parts against the Gaussian density: for "
             f"law='ball' use by={default!r}"
         )
-    if law == "ball" and len(x) and (far := x.norm(dim=1).max().item()) > 1 + 1e-5:
+    if law == "ball":
+        check_ball(x)
+
+
+def check_ball(x: Tensor) -> None:
+    """Refuse inputs (n, d) that are not in the unit ball."""
+    if len(x) and (far := x.norm(dim=1).max().item()) > 1 + 1e-5:
         raise ValueError(
             f"law='ball' needs x in the unit ball, got a row of norm {far:.4g}: draw x "
             "by laws.ball"
@@ -72,3 +80,31 @@ def check_finite(witness: Tensor, x: Tensor) -> Tensor:
             "numbers: look for them where x is drawn"
         )
     return witness.double()
+
+
+def check_starts(x: Tensor, generator: Generator) -> Tensor:
+    """The starts (n, d) of a motion in float64, on the device of its generator."""
+    if not isinstance(generator, Generator):
+        raise TypeError(
+            f"a motion draws from a torch.Generator, got {generator!r}: pass "
+            "torch.Generator().manual_seed(seed)"
+        )
+    check_input(x, None)
+    if not x.isfinite().all():
+        raise ValueError("x must be finite, got NaN or infinity: look where x is drawn")
+    return x.detach().to(generator.device, torch.float64)
+
+
+def check_count(name: str, count: int, least: int = 1, most: int | None = None) -> int:
+    """The count as an int, if it is a whole number from least to most."""
+    try:
+        count = operator.index(None if isinstance(count, bool) else count)
+    except TypeError as error:
+        raise TypeError(
+            f"{name} must be an int, got {count!r} of type {type(count).__name__}: "
+            "choose a whole number"
+        ) from error
+    if count < least or (most is not None and count > most):
+        span = f"at least {least}" if most is None else f"from {least} to {most}"
+        raise ValueError(f"{name} must be {span}, got {count}")
+    return count

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from moebook.modular import Numbers, integer, nonnegative, problem
+from moebook.checks import check_count
+from moebook.modular import Numbers, nonnegative, problem
 
 
 def dense_spectrum(pi: Numbers, covariances: Sequence, noise: Numbers) -> Tensor:
@@ -96,7 +97,7 @@ def gd_excess(
     """
     H = problem([1.0], [hessian], None, 0.0).covariances[0]
     start = problem([1.0], [hessian], [error], 0.0).coefficients[0]
-    steps = integer("steps", steps, 0)
+    steps = check_count("steps", steps, 0)
     values, vectors = torch.linalg.eigh(H)
     eta = gd_step(values.clamp_min(0)) if step is None else nonnegative("step", step)
     t = torch.arange(steps + 1).to(values)[:, None]

@@ -10,16 +10,26 @@ error falls exponentially; for odd p Gauss-Laguerre would meet a root at the ori
 """
 
 import math
+from typing import NamedTuple
 
 import torch
 from scipy import special
 from torch import Generator, Tensor
 
 from moebook import laws
-from moebook.modular import Numbers, integer, nonnegative
+from moebook.checks import check_count
+from moebook.modular import Numbers, nonnegative
 
 #: Chance that the quadratures leave out at either end.
 REST = 1e-20
+
+
+class Routed(NamedTuple):
+    """Samples (n,) with mean the soft risk, the hard risk and the accuracy."""
+
+    soft: Tensor
+    hard: Tensor
+    correct: Tensor
 
 
 def routing_accuracy(K: int, p: int, nu: Numbers) -> Tensor:
@@ -106,12 +116,12 @@ def energy_samples(
     generator: Generator,
     *,
     dtype: torch.dtype = torch.float64,
-) -> dict[str, Tensor]:
+) -> Routed:
     """Samples of the soft risk, the hard risk and correct routing, three of (n,).
 
-    Keys "soft", "hard" and "correct", on the same draws. The risks are averaged over
-    the directions of the coefficients, with the energy of the live block, whose mean is
-    known, as control variate. Raises as `routing_accuracy` and `laws.gaussian`.
+    On the same draws. The risks are averaged over the directions of the coefficients,
+    with the energy of the live block, whose mean is known, as control variate. Raises
+    as `routing_accuracy` and `laws.gaussian`.
     Source: ours.
     """
     K, p, nu = check_request(K, p, nu)
@@ -130,7 +140,7 @@ def energy_samples(
     hard = 1 + a**2 / p * (1 - 2 * correct) * top
     # The energy of the live block with its mean known: E a^2 |xbar|^2 / p = a.
     known = a**2 / p * energy[:, 0] - a
-    return {"soft": soft + known, "hard": hard + known, "correct": correct}
+    return Routed(soft + known, hard + known, correct)
 
 
 def _chi_square(K: int, p: int, nu: Tensor) -> tuple[Tensor, Tensor]:
@@ -168,7 +178,7 @@ def _below(p: int, u: Tensor, power: int) -> Tensor:
 
 
 class _Law(torch.autograd.Function):
-    """F by SciPy: torch.special.gammainc is off by 4e-10 from p = 40 on."""
+    """F by SciPy: torch.special.gammainc is off by 4e-10 from p = 50 on."""
 
     @staticmethod
     def forward(ctx, u: Tensor, p: int) -> Tensor:
@@ -186,7 +196,7 @@ class _Law(torch.autograd.Function):
 
 def check_request(K: int, p: int, nu: Numbers) -> tuple[int, int, Tensor]:
     """K and p as ints >= 1 and nu > 0 in float64, or an error with a way out."""
-    K, p = integer("K", K, 1), integer("p", p, 1)
+    K, p = check_count("K", K, 1), check_count("p", p, 1)
     nu = nonnegative("nu", nu)
     if not bool((nu > 0).all()):
         raise ValueError(

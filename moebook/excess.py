@@ -13,16 +13,22 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from moebook.modular import Numbers, nonnegative, problem
+from moebook.modular import Numbers, nonnegative, problem, shrunk
 
 
 class Blocks(NamedTuple):
-    """Module by module: experts a_k, dense blocks b_k, variances C_k, v_k of w."""
+    """What feature noise makes of a problem: module by module, then all features.
+
+    Experts a_k, covariances of their blocks, variances of w, expert less dense
+    predictor on all features; then the dense predictor and the mean covariance.
+    """
 
     experts: list[Tensor]
-    dense: list[Tensor]
     design: list[Tensor]
     residual: list[Tensor]
+    contrast: list[Tensor]
+    dense: Tensor
+    mean: Tensor
 
 
 def ols_excess(m: Numbers, p: Numbers, variance: Numbers) -> Tensor:
@@ -115,24 +121,14 @@ def dense_rate(
     found = blocks(pi, covariances, coefficients, noise, label_noise)
     given = problem(pi, covariances, coefficients, noise)
     weight = 2 if labels == "random" else 1
-    eye = [torch.eye(len(b)).to(b) for b in found.dense]
-    flat = [given.noise * one for one in eye]
-    pairs = zip(given.pi, given.covariances, flat, strict=True)
-    hessian = torch.block_diag(*[p * S + N for p, S, N in pairs])
-    total = hessian.new_zeros(())
+    idle = [given.noise * torch.eye(len(C)).to(C) for C in found.design]
+    total = found.mean.new_zeros(())
     for k, p in enumerate(given.pi):
-        own = [found.design[j] if j == k else flat[j] for j in range(len(flat))]
-        covariance = torch.block_diag(*own)
-        miss = torch.cat(
-            [
-                (a if j == k else a * 0) - found.dense[j]
-                for j, a in enumerate(found.experts)
-            ]
-        )
-        score = covariance @ miss
-        variance = miss @ score + found.residual[k]
-        solved = torch.linalg.solve(hessian, covariance)
-        between = score @ torch.linalg.solve(hessian, score)
+        covariance = torch.block_diag(*idle[:k], found.design[k], *idle[k + 1 :])
+        score = covariance @ found.contrast[k]
+        variance = found.contrast[k] @ score + found.residual[k]
+        solved = torch.linalg.solve(found.mean, covariance)
+        between = score @ torch.linalg.solve(found.mean, score)
         total = total + p * (variance * solved.trace() + weight * between)
     return total
 
@@ -155,14 +151,20 @@ def blocks(
             "noise must be one number > 0 and label_noise one number >= 0, got "
             f"{given.noise.tolist()} and {label_noise.tolist()}"
         )
-    experts, dense, design, residual = [], [], [], []
+    experts, dense, design, residual, mean = [], [], [], [], []
     for p, S, beta in zip(given.pi, given.covariances, given.coefficients, strict=True):
         flat = given.noise * torch.eye(len(S)).to(S)
-        experts.append(torch.linalg.solve(S + flat, S @ beta))
-        dense.append(torch.linalg.solve(p * S + flat, p * (S @ beta)))
+        experts.append(shrunk(S, beta, given.noise))
+        dense.append(shrunk(p * S, beta, given.noise))
         design.append(S + flat)
         residual.append(given.noise * (beta @ experts[-1]) + label_noise)
-    return Blocks(experts, dense, design, residual)
+        mean.append(p * S + flat)
+    zeros, whole = [a * 0 for a in experts], torch.cat(dense)
+    contrast = [
+        torch.cat([*zeros[:k], a, *zeros[k + 1 :]]) - whole
+        for k, a in enumerate(experts)
+    ]
+    return Blocks(experts, design, residual, contrast, whole, torch.block_diag(*mean))
 
 
 def _positive(name: str, value: Numbers) -> Tensor:

@@ -19,7 +19,7 @@ from moebook.modular import Numbers, modules, nonnegative, share
 def isotropic_dense(K: Numbers, nu: Numbers) -> Tensor:
     """Risk K nu / (1 + K nu) of the best linear predictor, broadcast.
 
-    Source: featurenoise2026, Theorem 4.2, at equal isotropic modules.
+    Source: arXiv:2601.14792, Theorem 4.2, at equal isotropic modules.
     """
     K, nu = modules(K), nonnegative("nu", nu)
     return K * nu / (1 + K * nu)
@@ -28,7 +28,7 @@ def isotropic_dense(K: Numbers, nu: Numbers) -> Tensor:
 def isotropic_sparse(nu: Numbers) -> Tensor:
     """Risk nu / (1 + nu) of the best experts, told the module, for any K.
 
-    Source: featurenoise2026, Theorem 4.2, at isotropic modules.
+    Source: arXiv:2601.14792, Theorem 4.2, at isotropic modules.
     """
     nu = nonnegative("nu", nu)
     return nu / (1 + nu)
@@ -37,7 +37,7 @@ def isotropic_sparse(nu: Numbers) -> Tensor:
 def isotropic_gap(K: Numbers, nu: Numbers) -> Tensor:
     """Dense less sparse risk, (K - 1) nu / ((1 + nu) (1 + K nu)), broadcast.
 
-    Source: ours, from featurenoise2026, Theorem 4.2.
+    Source: ours, from arXiv:2601.14792, Theorem 4.2.
     """
     K, nu = modules(K), nonnegative("nu", nu)
     return (K - 1) * nu / ((1 + nu) * (1 + K * nu))
@@ -128,7 +128,7 @@ def dragged_risks(eta: Numbers, K: Numbers, nu: Numbers) -> tuple[Tensor, Tensor
     """Dense and sparse risk when eta x_j is added and expert j answers for module k.
 
     x_j is an independent draw of module j. Broadcast; the sparse risk is always the
-    larger. Source: ours, for the setting of featurenoise2026, Theorem 4.4.
+    larger. Source: ours, for the setting of arXiv:2601.14792, Theorem 4.4.
     """
     eta, K, nu = nonnegative("eta", eta), modules(K), nonnegative("nu", nu)
     dense = K * nu / (1 + K * nu) + eta**2 / (1 + K * nu) ** 2

@@ -7,7 +7,6 @@ variance sigma^2. Here are the problem, checked once, and its draws.
 """
 
 import math
-import operator
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -109,6 +108,18 @@ def problem(
     return Problem(pi / total, squares, vectors, nonnegative("noise", noise))
 
 
+def shrunk(S: Tensor, beta: Tensor, noise: Tensor) -> Tensor:
+    """(S + noise)^-1 S beta, (p, p), (p,), (...) -> (..., p); of smallest norm."""
+    matrix = S + noise[..., None, None] * torch.eye(len(S)).to(S)
+    moment = (S @ beta).expand(*noise.shape, len(S))
+    values = torch.linalg.eigvalsh(matrix.detach())
+    # Noise = 0 may leave a flat covariance flat; a solve would divide by rounding.
+    if bool((values[..., 0] <= 1e-13 * values[..., -1]).any()):
+        inverse = torch.linalg.pinv(matrix, hermitian=True, rtol=1e-13)
+        return (inverse @ moment[..., None])[..., 0]
+    return torch.linalg.solve(matrix, moment)
+
+
 def nonnegative(name: str, value: Numbers) -> Tensor:
     """The numbers in float64; ValueError for a negative one, NaN or inf."""
     value = _tensor(name, value)
@@ -117,17 +128,6 @@ def nonnegative(name: str, value: Numbers) -> Tensor:
             f"{name} must be >= 0, got {float(value.min()):.6g}: variances, risks and "
             "ratios of variances are never negative"
         )
-    return value
-
-
-def integer(name: str, value: int, least: int) -> int:
-    """The value as an int >= least, or TypeError or ValueError."""
-    try:
-        value = operator.index(None if isinstance(value, bool) else value)
-    except TypeError as error:
-        raise TypeError(f"{name} must be an int, got {value!r}") from error
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")
     return value
 
 

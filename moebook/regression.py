@@ -52,7 +52,14 @@ from moebook.isotropic import (
     misrouted_risk,
     overlap_gap,
 )
-from moebook.modular import Numbers, block_features, nonnegative, problem
+from moebook.modular import (
+    Numbers,
+    Problem,
+    block_features,
+    nonnegative,
+    problem,
+    shrunk,
+)
 from moebook.rationals import exact_router
 from moebook.wishart import excess_samples, regression_samples
 
@@ -105,11 +112,9 @@ def dense_predictor(
     """Blocks (pi_k S_k + noise)^-1 pi_k S_k beta_k of the dense predictor, (..., p_k).
 
     Where the matrix is singular, which needs noise = 0, the one of smallest norm.
-    Source: featurenoise2026, Theorem 4.2.
+    Source: arXiv:2601.14792, Theorem 4.2.
     """
-    pi, covariances, coefficients, noise = problem(pi, covariances, coefficients, noise)
-    triples = zip(pi, covariances, coefficients, strict=True)
-    return [_shrunk(p * S, beta, noise) for p, S, beta in triples]
+    return _dense(problem(pi, covariances, coefficients, noise))
 
 
 def sparse_predictor(
@@ -118,11 +123,9 @@ def sparse_predictor(
     """Experts (S_k + noise)^-1 S_k beta_k, one a module, (..., p_k); free of pi.
 
     Where the matrix is singular, the one of smallest norm.
-    Source: featurenoise2026, Theorem 4.2.
+    Source: arXiv:2601.14792, Theorem 4.2.
     """
-    _, covariances, coefficients, noise = problem(pi, covariances, coefficients, noise)
-    pairs = zip(covariances, coefficients, strict=True)
-    return [_shrunk(S, beta, noise) for S, beta in pairs]
+    return _sparse(problem(pi, covariances, coefficients, noise))
 
 
 def dense_risk(
@@ -131,12 +134,11 @@ def dense_risk(
     """Risk of the dense predictor, sum of noise beta_k . b_k, noise (...) -> (...).
 
     Equal to the sparse risk with noise / pi_k in the place of noise.
-    Source: featurenoise2026, Theorem 4.2.
+    Source: arXiv:2601.14792, Theorem 4.2.
     """
-    blocks = dense_predictor(pi, covariances, coefficients, noise)
-    problem_ = problem(pi, covariances, coefficients, noise)
-    pairs = zip(problem_.coefficients, blocks, strict=True)
-    return problem_.noise * sum(b @ beta for beta, b in pairs)
+    given = problem(pi, covariances, coefficients, noise)
+    pairs = zip(given.coefficients, _dense(given), strict=True)
+    return given.noise * sum(b @ beta for beta, b in pairs)
 
 
 def sparse_risk(
@@ -145,12 +147,11 @@ def sparse_risk(
     """Risk of the sparse predictor, sum of pi_k noise beta_k . a_k, (...) -> (...).
 
     The experts are told the module, when fitted and when used.
-    Source: featurenoise2026, Theorem 4.2.
+    Source: arXiv:2601.14792, Theorem 4.2.
     """
-    experts = sparse_predictor(pi, covariances, coefficients, noise)
-    pi, _, coefficients, noise = problem(pi, covariances, coefficients, noise)
-    triples = zip(pi, coefficients, experts, strict=True)
-    return noise * sum(p * (a @ beta) for p, beta, a in triples)
+    given = problem(pi, covariances, coefficients, noise)
+    triples = zip(given.pi, given.coefficients, _sparse(given), strict=True)
+    return given.noise * sum(p * (a @ beta) for p, beta, a in triples)
 
 
 def conditional_gap(
@@ -163,13 +164,12 @@ def conditional_gap(
     over-shrinkage (b_k - a_k) . (S_k + noise) (b_k - a_k) is the price on the own
     block. None is negative. Source: ours.
     """
-    blocks = dense_predictor(pi, covariances, coefficients, noise)
-    experts = sparse_predictor(pi, covariances, coefficients, noise)
-    _, covariances, _, noise = problem(pi, covariances, coefficients, noise)
+    given = problem(pi, covariances, coefficients, noise)
+    blocks, experts, noise = _dense(given), _sparse(given), given.noise
     square = torch.stack([(b**2).sum(-1) for b in blocks], -1)
     others = square @ (1 - torch.eye(len(blocks)).to(square))
     shrunk = []
-    for S, a, b in zip(covariances, experts, blocks, strict=True):
+    for S, a, b in zip(given.covariances, experts, blocks, strict=True):
         miss = b - a
         shrunk.append(((miss @ S + noise[..., None] * miss) * miss).sum(-1))
     return noise[..., None] * others, torch.stack(shrunk, -1)
@@ -195,9 +195,9 @@ def sparse_sensitivity(
     Also the rise of the risk for each unit of extra test noise, with the routing kept.
     Source: ours; the envelope theorem.
     """
-    experts = sparse_predictor(pi, covariances, coefficients, noise)
-    pi = problem(pi, covariances, coefficients, noise).pi
-    return sum(p * (a**2).sum(-1) for p, a in zip(pi, experts, strict=True))
+    given = problem(pi, covariances, coefficients, noise)
+    pairs = zip(given.pi, _sparse(given), strict=True)
+    return sum(p * (a**2).sum(-1) for p, a in pairs)
 
 
 def risk_rise(
@@ -217,13 +217,11 @@ def risk_rise(
     return extra * dense_sensitivity(*same), extra * sparse_sensitivity(*same)
 
 
-def _shrunk(S: Tensor, beta: Tensor, noise: Tensor) -> Tensor:
-    """(S + noise)^-1 S beta, (p, p), (p,), (...) -> (..., p)."""
-    matrix = S + noise[..., None, None] * torch.eye(len(S)).to(S)
-    moment = (S @ beta).expand(*noise.shape, len(S))
-    values = torch.linalg.eigvalsh(matrix.detach())
-    # Noise = 0 may leave a flat covariance flat; a solve would divide by rounding.
-    if bool((values[..., 0] <= 1e-13 * values[..., -1]).any()):
-        inverse = torch.linalg.pinv(matrix, hermitian=True, rtol=1e-13)
-        return (inverse @ moment[..., None])[..., 0]
-    return torch.linalg.solve(matrix, moment)
+def _dense(given: Problem) -> list[Tensor]:
+    triples = zip(given.pi, given.covariances, given.coefficients, strict=True)
+    return [shrunk(p * S, beta, given.noise) for p, S, beta in triples]
+
+
+def _sparse(given: Problem) -> list[Tensor]:
+    pairs = zip(given.covariances, given.coefficients, strict=True)
+    return [shrunk(S, beta, given.noise) for S, beta in pairs]

@@ -205,7 +205,7 @@ def first_order(
         layer, normals = layer_of(frame, x[rows])
         origin = torch.zeros_like(layer.at)[:, None]
         points = _points(x[rows], normals, layer, origin).squeeze(1)
-        f, _ = model._replace(label_mean=None)(points)
+        f = model.outputs(points)
         difference = f.gather(1, layer.pair).double()
         difference = difference[:, 0] - difference[:, 1]
         value = -difference.square()
@@ -225,7 +225,7 @@ def ambiguity(router: Affine, experts: Function, x: Tensor, tau: float) -> Tenso
     (m - F_tau)^2. Any x. Raises as `gap` and `gating.softmax`.
     Source: Krogh and Vedelsby (1995).
     """
-    f, _ = model_of(router, experts, None, x)(x)
+    f = model_of(router, experts, None, x).outputs(x)
     logits = router(x)
     gates = gating.softmax(logits, tau).double()
     # About the winner, so that the tiny gates of losers meet no cancellation.

@@ -172,15 +172,15 @@ def budget_eps(E: int, k: int, budget: float = 0.5, law: str = "normal") -> floa
             f"the budget must lie between 0 and E - k = {E - k} extra experts, got "
             f"{budget!r}"
         )
-    low, high = 0.0, 1.0
-    while extra_experts(E, k, high, law) < budget:
+    from scipy.optimize import brentq  # here alone: gates need not load it
+
+    def missing(eps: float) -> float:
+        return extra_experts(E, k, eps, law) - budget
+
+    high = 1.0
+    while missing(high) < 0:
         high *= 2
-    for _ in range(9):  # the count rises with eps: each round gains two digits
-        eps = torch.linspace(low, high, 101, dtype=torch.float64)
-        above = extra_experts(E, k, eps, law) >= budget
-        place = max(int(above.long().argmax()), 1)
-        low, high = eps[place - 1].item(), eps[place].item()
-    return high
+    return brentq(missing, 0.0, high, xtol=1e-300)
 
 
 def boundary_loss(

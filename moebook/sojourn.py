@@ -5,13 +5,14 @@ which broadcast, and return float64 on the device of the tensors.
 """
 
 import math
-import operator
 from numbers import Real
 
 import numpy as np
 import torch
 from scipy import special
 from torch import Tensor
+
+from moebook.checks import check_count
 
 Numbers = float | Tensor
 
@@ -185,20 +186,6 @@ def aligned(*values: Tensor) -> tuple[Tensor, ...]:
     """The values in one shape, on the device of the first that is off the CPU."""
     device = next((v.device for v in values if v.device.type != "cpu"), "cpu")
     return torch.broadcast_tensors(*(v.to(device) for v in values))
-
-
-def check_count(name: str, count: int, least: int = 1) -> int:
-    """The count as an int, if it is a whole number from least on."""
-    try:
-        count = operator.index(None if isinstance(count, bool) else count)
-    except TypeError as error:
-        raise TypeError(
-            f"{name} must be an int, got {count!r} of type {type(count).__name__}: "
-            "choose a whole number"
-        ) from error
-    if count < least:
-        raise ValueError(f"{name} must be at least {least}, got {count}: it is a count")
-    return count
 
 
 def _array(values: Tensor) -> np.ndarray:

@@ -5,12 +5,13 @@ u (d,) is one direction, (m, d) are m of them, one a row; a function maps (d,) -
 """
 
 import math
-import operator
 from collections.abc import Callable, Sequence
 from numbers import Real
 
 import torch
 from torch import Tensor
+
+from moebook.checks import check_count
 
 Vector = Tensor | Sequence
 Function = Callable[[Tensor], Tensor]
@@ -60,9 +61,7 @@ def descend(f: Function, u: Vector, step: float, steps: int) -> Tensor:
     u = unit("u", u)
     if isinstance(step, bool) or not isinstance(step, Real) or not 0 < step < math.inf:
         raise ValueError(f"step must be a positive finite number, got {step!r}")
-    if operator.index(steps) < 0:
-        raise ValueError(f"steps must be at least 0, got {steps}")
-    for _ in range(steps):
+    for _ in range(check_count("steps", steps, 0)):
         moved = u - step * sphere_gradient(f, u)
         u = moved / moved.norm(dim=-1, keepdim=True)
     return u

@@ -5,7 +5,6 @@ is known to lie below x. So a mean over inputs is one integral over the law of s
 """
 
 import math
-import operator
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -13,6 +12,8 @@ import numpy as np
 import torch
 from scipy import special
 from torch import Tensor
+
+from moebook.checks import check_count
 
 
 class Law(NamedTuple):
@@ -76,15 +77,8 @@ def check_counts(E: int, k: int) -> tuple[int, int]:
 
     TypeError unless both are whole numbers, ValueError if they are out of range.
     """
-    try:
-        E, k = (operator.index(None if isinstance(m, bool) else m) for m in (E, k))
-    except TypeError as error:
-        raise TypeError(
-            f"E and k must be whole numbers, got {E!r} and {k!r}"
-        ) from error
-    if not 1 <= k <= E:
-        raise ValueError(f"of E experts 1 <= k <= E are active, got E={E} and k={k}")
-    return E, k
+    E = check_count("E", E)
+    return E, check_count("k", k, 1, E)
 
 
 def check_widths(eps: float | Tensor) -> Tensor:

@@ -7,13 +7,18 @@ and samples in columns, so that sums over experts run along memory.
 """
 
 import math
-import operator
 from numbers import Real
 
 import torch
 from torch import Generator, Tensor
 
-from moebook.checks import check_finite, check_input, check_router
+from moebook.checks import (
+    check_ball,
+    check_count,
+    check_finite,
+    check_input,
+    check_router,
+)
 from moebook.flats import Flats, apply, cell, chances, density, double_on, flats_of
 from moebook.lines import chunks, take_largest
 from moebook.routing import Affine
@@ -213,15 +218,7 @@ def _empty(E: int, n: int, k: int, kind: str) -> bool:
 def _check(router: Affine, x: Tensor, eps, n, k, kind: str) -> tuple[int, int]:
     k = check_router(router, k)
     check_input(x, router.weight.shape[1])
-    try:
-        n = operator.index(None if isinstance(n, bool) else n)
-    except TypeError as error:
-        raise TypeError(
-            f"n, the order of the tie, must be an int, got {n!r}: two tied experts "
-            "have order 1"
-        ) from error
-    if n < 1:
-        raise ValueError(f"n must be at least 1, two tied experts, got {n}")
+    n = check_count("n, the order of the tie,", n)
     if isinstance(eps, bool) or not isinstance(eps, Real) or not 0 <= eps < math.inf:
         raise ValueError(f"eps must be a finite number >= 0, got {eps!r}")
     if kind not in KINDS:
@@ -232,8 +229,5 @@ def _check(router: Affine, x: Tensor, eps, n, k, kind: str) -> tuple[int, int]:
 def _check_law(x: Tensor, law: str) -> None:
     if law not in ("gaussian", "ball"):
         raise ValueError(f"law must be 'gaussian' or 'ball', got {law!r}")
-    if law == "ball" and len(x) and (far := x.norm(dim=1).max().item()) > 1 + 1e-5:
-        raise ValueError(
-            f"law='ball' needs x in the unit ball, got a row of norm {far:.4g}: draw x "
-            "by laws.ball"
-        )
+    if law == "ball":
+        check_ball(x)

@@ -13,10 +13,11 @@ import torch
 from scipy import special
 from torch import Generator, Tensor
 
-from moebook.checks import check_input, check_router
+from moebook import laws
+from moebook.checks import check_count, check_input, check_router, check_starts
 from moebook.lines import chunks, interval_mass, stretch, take_largest
 from moebook.routing import Affine
-from moebook.sojourn import check_count, numbers
+from moebook.sojourn import numbers
 
 #: From this noncentrality on the expansion about a plane is good to 1e-9.
 FAR = 1e9
@@ -149,15 +150,11 @@ def _random_time(
     x: Tensor, T: float, generator: Generator, sigma: float
 ) -> tuple[Tensor, float, Tensor, Tensor]:
     """x in float64, T, sigma sqrt(t) of a uniform t (n,), and normals (n, d)."""
-    check_input(x, None)
-    if not x.isfinite().all():
-        raise ValueError("x must be finite, got NaN or infinity: look where x is drawn")
+    x = check_starts(x, generator)
     T = numbers("T", T).item()
     sigma = numbers("sigma", sigma, zero=False).item()
     root = sigma * math.sqrt(T) * (1 - _uniforms(len(x), generator)).sqrt()
-    form = {"dtype": torch.float64, "device": generator.device}
-    noise = torch.randn(x.shape, generator=generator, **form)
-    return x.detach().to(**form), T, root, noise
+    return x, T, root, laws.gaussian(*x.shape, generator)
 
 
 def _uniforms(n: int, generator: Generator) -> Tensor:

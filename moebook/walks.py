@@ -14,9 +14,10 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor
 
-from moebook.checks import check_input, check_router
+from moebook import laws
+from moebook.checks import check_count, check_input, check_router, check_starts
 from moebook.routing import Affine, active_set
-from moebook.sojourn import check_count, numbers
+from moebook.sojourn import numbers
 
 
 class Walk(NamedTuple):
@@ -129,7 +130,7 @@ def _wander(
             x, row, spent, rho = (t[~done] for t in (x, row, spent, rho))
         if not len(row) or step == max_steps:
             return place, time, steps
-        noise = normals(x.shape, generator)
+        noise = laws.gaussian(*x.shape, generator)
         x = torch.addcmul(x, noise, (rho / noise.norm(dim=1))[:, None])
         spent = spent + rho.square() / d
 
@@ -185,23 +186,3 @@ def _checked(domain: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         return rho.to(x)
 
     return distance
-
-
-def check_starts(x: Tensor, generator: Generator) -> Tensor:
-    """The starts (n, d) in float64 on the device of the generator."""
-    if not isinstance(generator, Generator):
-        raise TypeError(
-            f"a walk draws from a torch.Generator, got {generator!r}: pass "
-            "torch.Generator().manual_seed(seed)"
-        )
-    check_input(x, None)
-    if not x.isfinite().all():
-        raise ValueError("x must be finite, got NaN or infinity: look where x is drawn")
-    return x.detach().to(generator.device, torch.float64)
-
-
-def normals(shape: tuple[int, ...], generator: Generator) -> Tensor:
-    """Standard normals in float64."""
-    return torch.randn(
-        shape, generator=generator, dtype=torch.float64, device=generator.device
-    )

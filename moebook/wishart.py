@@ -13,8 +13,9 @@ import torch
 from torch import Generator, Tensor
 
 from moebook import laws
+from moebook.checks import check_count
 from moebook.excess import blocks
-from moebook.modular import Numbers, integer, nonnegative, problem
+from moebook.modular import Numbers, nonnegative, problem
 
 #: Problems at a time: their matrices stay in the cache.
 CHUNK = 128
@@ -68,7 +69,7 @@ def regression_samples(
     Any covariance of the features; variance is that of the residual. The mean is
     `excess.ols_excess`, finite for m > p + 1. ValueError for m < p. Source: ours.
     """
-    n, p, m = integer("n", n, 0), integer("p", p, 1), integer("m", m, 0)
+    n, p, m = check_count("n", n, 0), check_count("p", p, 1), check_count("m", m, 0)
     variance = float(nonnegative("variance", variance))
     laws.gaussian(0, 1, generator, dtype=dtype)  # refuses a bad generator and dtype
     if m < p:
@@ -106,7 +107,7 @@ def excess_samples(
     Raises as `laws.gaussian` and `modular.problem`; ValueError for noise 0 or counts of
     another shape or below 0. Source: ours.
     """
-    n = integer("n", n, 0)
+    n = check_count("n", n, 0)
     laws.gaussian(0, 1, generator, dtype=dtype)  # refuses a bad generator and dtype
     law = _law(pi, covariances, coefficients, noise, label_noise, generator, dtype)
     counts = _counts("counts", counts, (n, len(law.pi)), generator.device)
@@ -136,23 +137,15 @@ def _law(pi, covariances, coefficients, noise, label_noise, generator, dtype) ->
     given = problem(pi, covariances, coefficients, noise)
     found = blocks(pi, covariances, coefficients, noise, label_noise)
     to = {"device": generator.device, "dtype": dtype}
-    dense = torch.cat(found.dense)
-    zeros = [a * 0 for a in found.experts]
-    own = [
-        torch.cat(zeros[:k] + [a] + zeros[k + 1 :]) for k, a in enumerate(found.experts)
-    ]
-    flat = [given.noise * torch.eye(len(a)).to(a) for a in found.experts]
-    triples = zip(given.pi, given.covariances, flat, strict=True)
-    mean = torch.block_diag(*[p * S + F for p, S, F in triples])
-    roots = [torch.linalg.cholesky(C).mT for C in [*found.design, mean]]
+    roots = [torch.linalg.cholesky(C).mT for C in [*found.design, found.mean]]
     return _Law(
         given.pi.tolist(),
         [len(a) for a in found.experts],
         [a.to(**to) for a in found.experts],
         [R.to(**to) for R in roots[:-1]],
         [float(v) ** 0.5 for v in found.residual],
-        [(a - dense).to(**to) for a in own],
-        dense.to(**to),
+        [c.to(**to) for c in found.contrast],
+        found.dense.to(**to),
         roots[-1].to(**to),
         float(given.noise) ** 0.5,
     )

@@ -22,7 +22,7 @@ def test_points_come_in_the_dtype_of_the_input():
     x = normals(5, 2, dtype=torch.float32)
     model = model_of(star(3), lambda x: seen.append(x.dtype) or x[:, :1].expand(-1, 3),
                      None, x)  # fmt: skip
-    model(x.double())
+    model.outputs(x.double())
     assert seen == [torch.float32]
 
 

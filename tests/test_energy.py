@@ -104,9 +104,9 @@ def test_the_chain_of_risks(K, p, nu):
 @pytest.mark.parametrize(("K", "p", "nu"), CASES)
 def test_samples_have_these_means(K, p, nu):
     found = energy_samples(K, p, nu, 150_000, generator(K + p))
-    assert_mean(found["soft"], float(soft_router_risk(K, p, nu)), off=0.03)
-    assert_mean(found["hard"], float(hard_router_risk(K, p, nu)), off=0.05)
-    assert_mean(found["correct"], float(routing_accuracy(K, p, nu)), off=0.03)
+    assert_mean(found.soft, float(soft_router_risk(K, p, nu)), off=0.03)
+    assert_mean(found.hard, float(hard_router_risk(K, p, nu)), off=0.05)
+    assert_mean(found.correct, float(routing_accuracy(K, p, nu)), off=0.03)
 
 
 def test_simulated_modules_and_labels():
@@ -170,13 +170,13 @@ def test_shapes_and_gradients(call):
 
 def test_samples_shapes():
     none = energy_samples(3, 2, 0.5, 0, generator())
-    assert {name: tuple(v.shape) for name, v in none.items()} == {
+    assert {name: tuple(v.shape) for name, v in none._asdict().items()} == {
         "soft": (0,),
         "hard": (0,),
         "correct": (0,),
     }
     single = energy_samples(3, 2, 0.5, 9, generator(), dtype=torch.float32)
-    assert all(v.dtype == torch.float32 for v in single.values())
+    assert all(v.dtype == torch.float32 for v in single)
 
 
 @pytest.mark.parametrize(

@@ -4,28 +4,12 @@ import math
 
 import pytest
 import torch
-from truths import DOUBLE, normals
+from truths import DOUBLE, E1, E2, A, V, close, normals, teacher, vec
 
 from moebook import flows
 
 torch.set_num_threads(1)
 ROOT = math.sqrt(2 / math.pi)
-
-
-def vec(*numbers):
-    return torch.tensor(numbers, dtype=DOUBLE)
-
-
-V, A = vec(1.0, 2.0, -1.0), vec(0.3, -0.5, 1.0)
-E1, E2 = vec(1.0, 0.0, 0.0), vec(0.0, 1.0, 0.0)
-
-
-def teacher(v=V, a=A):
-    return lambda x: torch.sign(x @ v) * (x @ a)
-
-
-def close(found, truth, atol=1e-11):
-    torch.testing.assert_close(found, truth, rtol=0, atol=atol)
 
 
 # --- the rule of nodes --------------------------------------------------------

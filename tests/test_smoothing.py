@@ -319,9 +319,9 @@ def test_a_million_experts_are_no_trouble():
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
-        ((2, 3, 0.1), ValueError, "E=2 and k=3"),
-        ((2, 0, 0.1), ValueError, "k=0"),
-        ((2.0, 1, 0.1), TypeError, "whole numbers, got 2.0"),
+        ((2, 3, 0.1), ValueError, "k must be from 1 to 2, got 3"),
+        ((2, 0, 0.1), ValueError, "k must be from 1 to 2, got 0"),
+        ((2.0, 1, 0.1), TypeError, "E must be an int, got 2.0"),
         ((2, True, 0.1), TypeError, "True"),
         ((2, 1, -0.1), ValueError, "eps must be a number >= 0"),
         ((2, 1, math.nan), ValueError, "nan"),

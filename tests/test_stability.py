@@ -4,28 +4,24 @@ import math
 
 import pytest
 import torch
-from truths import DOUBLE, assert_mean, generator, normals, refuted
+from truths import (
+    DOUBLE,
+    E1,
+    A,
+    V,
+    assert_mean,
+    close,
+    generator,
+    normals,
+    refuted,
+    teacher,
+    vec,
+)
 
 from moebook import flows, laws, stability
 
 torch.set_num_threads(1)
 ROOT = math.sqrt(2 / math.pi)
-
-
-def vec(*numbers):
-    return torch.tensor(numbers, dtype=DOUBLE)
-
-
-V, A = vec(1.0, 2.0, -1.0), vec(0.3, -0.5, 1.0)
-E1, E2 = vec(1.0, 0.0, 0.0), vec(0.0, 1.0, 0.0)
-
-
-def teacher(v=V, a=A):
-    return lambda x: torch.sign(x @ v) * (x @ a)
-
-
-def close(found, truth, atol=1e-11):
-    torch.testing.assert_close(found, truth, rtol=0, atol=atol)
 
 
 def grown(u, c, tau, v=V, a=A):

@@ -68,3 +68,20 @@ def iid_slope(K, k=1):
 
     count = K * math.comb(K - 1, k - 1) * (K - k)
     return count * integrate.quad(inside, -9, 9, epsabs=1e-13)[0]
+
+
+def vec(*numbers):
+    return torch.tensor(numbers, dtype=DOUBLE)
+
+
+#: A separator and a contrast that are neither parallel nor orthogonal, and two axes.
+V, A = vec(1.0, 2.0, -1.0), vec(0.3, -0.5, 1.0)
+E1, E2 = vec(1.0, 0.0, 0.0), vec(0.0, 1.0, 0.0)
+
+
+def teacher(v=V, a=A):
+    return lambda x: torch.sign(x @ v) * (x @ a)
+
+
+def close(found, truth, atol=1e-11):
+    torch.testing.assert_close(found, truth, rtol=0, atol=atol)
