@@ -64,8 +64,9 @@ def shown(evidence) -> str:
         return " ≈ ".join([exact, size] if size else [exact]).strip()
     value, error = evidence.value, evidence.resolution
     last = math.floor(math.log10(error)) - 1
-    if abs(value) < 1e6 and -6 <= last <= 0:
-        return f"{value:.{-last}f} ± {error:.{-last}f}"
+    if abs(value) < 1e6 and -6 <= last <= 5:
+        places = max(-last, 0)
+        return f"{round(value, -last):.{places}f} ± {round(error, -last):.{places}f}"
     # Beyond eight digits nobody reads on; the record keeps them all.
     return f"{value:.8g} ± {error:.1e}"
 

@@ -7,7 +7,7 @@ import sympy as sp
 import torch
 from scipy.special import ndtr
 
-from moebook import Claim, Estimate, Z, claims, estimate
+from moebook import Claim, Estimate, Z, claims, estimate, wording
 
 HALF = sp.Rational(1, 2)
 
@@ -211,3 +211,16 @@ def test_a_small_sample_is_not_trusted_at_five_sigma(n):
     found = estimate.mean(torch.rand(n, generator=torch.Generator().manual_seed(6)))
     assert "draw at least" in found.warning
     assert claim().check(found, control=sp.Integer(9)).outcome == "unresolved"
+
+
+@pytest.mark.parametrize(
+    ("value", "stderr", "text"),
+    [
+        (919.12, 662.4, "900 ± 3300"),
+        (0.1234567, 0.0003, "0.1235 ± 0.0015"),
+        (12.3, 0.2, "12.3 ± 1.0"),
+        (3.0, 1e-9, "3 ± 5.0e-09"),
+    ],
+)
+def test_no_digit_is_shown_that_the_bar_does_not_carry(value, stderr, text):
+    assert wording.shown(Estimate(value, stderr)) == text
